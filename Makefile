@@ -1,0 +1,66 @@
+# The commands of README.md. Everything lands in .venv, build and .demo; nothing outside the checkout
+# changes but system packages (only when they are missing).
+PYTHON ?= python3
+TORCH ?= torch==2.13.0
+VENV := .venv
+BIN := $(VENV)/bin
+DEMO := .demo
+MODEL := $(DEMO)/SmolLM2-135M-Instruct
+BUNDLE := $(DEMO)/bundle
+SYSTEM_PACKAGES := g++ cmake ninja-build ccache libboost1.81-dev libssl-dev libibverbs-dev
+
+.PHONY: demo test test-slow lint bench bench-cpu bench-gpu system-packages native wheel clean
+
+demo: $(BUNDLE)/manifest.json
+	$(BIN)/python examples/01_smollm2/ask.py $(BUNDLE) "What is the capital of France?"
+
+test: $(VENV)/.dev $(BUNDLE)/manifest.json
+	$(BIN)/python -m pytest -m "not gpu and not trt and not slow" $(PYTEST_ARGS)
+
+test-slow: $(VENV)/.dev $(BUNDLE)/manifest.json
+	$(BIN)/python -m pytest -m "slow and not gpu" $(PYTEST_ARGS)
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check blinkc runtime tests examples benchmarks
+	$(BIN)/ruff format --check blinkc runtime tests examples benchmarks
+	$(BIN)/mypy
+	$(BIN)/python tests/lint/run.py
+
+bench: bench-cpu
+
+bench-cpu: $(BUNDLE)/manifest.json
+	$(BIN)/python benchmarks/bench_cpu.py $(MODEL) $(BUNDLE)
+
+bench-gpu:
+	$(PYTHON) benchmarks/bench_gpu.py
+
+system-packages:
+	@.ci/system-packages $(SYSTEM_PACKAGES)
+
+$(VENV)/.installed: pyproject.toml | system-packages
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install -q $(TORCH)
+	$(BIN)/pip install -q "scikit-build-core>=0.10" "nanobind>=2.4"
+	$(BIN)/pip install -q --no-build-isolation -e ".[compile,cuda]"
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.installed
+	$(BIN)/pip install -q "cffi>=1.16" "hypothesis>=6" "mypy>=1.15" "openai>=1.50" "pytest>=8" \
+	  "pytest-timeout>=2" "pytest-xdist>=3" "ruff>=0.9" "clang-format>=18"
+	@touch $@
+
+native: $(VENV)/.installed
+	$(BIN)/pip install -q --no-build-isolation -e ".[compile,cuda]"
+
+$(MODEL)/config.json: | $(VENV)/.installed
+	$(BIN)/python examples/01_smollm2/get_weights.py $(MODEL)
+
+$(BUNDLE)/manifest.json: $(MODEL)/config.json
+	$(BIN)/blinkc compile $(MODEL) --target cpu --shapes auto -o $(DEMO)/build
+	$(BIN)/blinkc bundle $(DEMO)/build -o $(BUNDLE)
+
+wheel: $(VENV)/.installed
+	$(BIN)/pip wheel -q --no-deps --no-build-isolation -w dist .
+
+clean:
+	rm -rf build dist $(DEMO)/build $(BUNDLE)
