@@ -1,0 +1,3 @@
+"""Serve a bundle: load it, start its scheduler, answer requests."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,231 @@
+"""Run a bundle's CPU target: weights and `target.so` -> a scheduler thread that serves a ring.
+
+The thread is native from end to end; Python starts it, stops it and otherwise sleeps.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import mmap
+import os
+import platform
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+from blinkc.errors import BlinkError
+
+_ERROR_BYTES = 1024
+_LAUNCH = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_uint32)
+
+
+def usable_cores() -> int:
+    """Count the cores this process may really use.
+
+    Takes the smaller of the affinity mask (cpuset) and the cgroup's CPU quota, rounded up, so that
+    a container limited to two cores of a large machine gets two threads.
+    """
+    cores = len(os.sched_getaffinity(0))
+    quota = _cgroup_quota_cores()
+    return max(1, min(cores, quota) if quota else cores)
+
+
+def _cgroup_quota_cores(root: Path = Path("/sys/fs/cgroup")) -> int:
+    """Return the CPU quota in whole cores, or 0 where there is none (cgroup v2, then v1)."""
+    for path in (root / "cpu.max", root / "cpu" / "cpu.cfs_quota_us"):
+        try:
+            fields = path.read_text().split()
+            if path.name == "cpu.max":
+                quota, period = fields
+            else:
+                quota, period = fields[0], (path.parent / "cpu.cfs_period_us").read_text()
+        except (OSError, ValueError):
+            continue
+        if quota in ("max", "-1"):
+            return 0
+        return max(1, -(-int(quota) // int(period)))
+    return 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MappedTensor:
+    """A tensor inside a mapped safetensors file: its address in this process and its size."""
+
+    address: int
+    num_bytes: int
+    dtype: str
+    shape: tuple[int, ...]
+
+
+class MappedWeights:
+    """A safetensors file mapped read-only; tensors are addresses into it, nothing is copied.
+
+    Raises:
+        BlinkError: the file is truncated or its header does not describe it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        with path.open("rb") as file:
+            self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        self._view = (ctypes.c_char * len(self._map)).from_buffer(self._map)
+        self.tensors = self._read_header(path, ctypes.addressof(self._view))
+
+    def _read_header(self, path: Path, base: int) -> dict[str, MappedTensor]:
+        size = len(self._map)
+        damaged = BlinkError(
+            f"{path}: not a whole safetensors file",
+            hint="copy the bundle again, then blinkc verify",
+        )
+        if size < 8:
+            raise damaged
+        header_bytes = int.from_bytes(self._map[:8], "little")
+        if header_bytes > size - 8:
+            raise damaged
+        try:
+            header = json.loads(self._map[8 : 8 + header_bytes])
+        except ValueError as error:
+            raise damaged from error
+        start = 8 + header_bytes
+        tensors = {}
+        for name, entry in header.items():
+            if name == "__metadata__":
+                continue
+            begin, end = entry["data_offsets"]
+            if not 0 <= begin <= end <= size - start:
+                raise damaged
+            tensors[name] = MappedTensor(
+                address=base + start + begin,
+                num_bytes=end - begin,
+                dtype=entry["dtype"],
+                shape=tuple(entry["shape"]),
+            )
+        return tensors
+
+    def close(self) -> None:
+        """Unmap the file; every address handed out becomes invalid."""
+        del self._view
+        self._map.close()
+
+
+class CpuTarget:
+    """The CPU's stand-in for the self-scheduling GPU: one native thread over one ring.
+
+    Args:
+        library: the bundle's `target.so`.
+        weights: address of each weight, in the manifest's order.
+        ring_address: address of the ring in this process.
+        ring_bytes: its size.
+        num_kv_pages: pages to allocate, the sink page included.
+        num_threads: threads of the matrix products; 0: `usable_cores()`.
+
+    Raises:
+        BlinkError: the library cannot be loaded on this machine, or refuses its inputs.
+    """
+
+    def __init__(
+        self,
+        *,
+        library: Path,
+        weights: Sequence[int],
+        ring_address: int,
+        ring_bytes: int,
+        num_kv_pages: int,
+        num_threads: int = 0,
+    ) -> None:
+        try:
+            self._library = ctypes.CDLL(str(library), mode=os.RTLD_LOCAL | os.RTLD_NOW)
+        except OSError as error:
+            raise BlinkError(
+                f"{library} does not load on this {platform.machine()} machine: {error}",
+                hint="compile the model again on this machine: blinkc compile MODEL --target cpu",
+            ) from error
+        _declare(self._library)
+        self._thread: threading.Thread | None = None
+        self._model = ctypes.c_void_p()
+        self._scheduler = ctypes.c_void_p()
+        message = ctypes.create_string_buffer(_ERROR_BYTES)
+        addresses = (ctypes.c_void_p * len(weights))(*weights)
+        code = self._library.blink_cpu_model_create(
+            addresses,
+            len(weights),
+            num_kv_pages,
+            num_threads or usable_cores(),
+            ctypes.byref(self._model),
+            message,
+            _ERROR_BYTES,
+        )
+        if code != 0:
+            raise BlinkError(f"the model could not be loaded: {message.value.decode()}")
+        # The launch goes from scheduler to model inside the library; Python is not called.
+        launch = ctypes.cast(self._library.blink_cpu_model_launch, _LAUNCH)
+        code = self._library.blink_cpu_scheduler_create(
+            ring_address,
+            ring_bytes,
+            self._library.blink_cpu_model_buffers(self._model),
+            launch,
+            self._model,
+            ctypes.byref(self._scheduler),
+            message,
+            _ERROR_BYTES,
+        )
+        if code != 0:
+            self.close()
+            raise BlinkError(f"the scheduler could not be started: {message.value.decode()}")
+
+    def start(self) -> None:
+        """Start the scheduler's thread; it runs until the ring's stop word is set."""
+        self._thread = threading.Thread(target=self._run, name="blink-scheduler", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        self._library.blink_cpu_scheduler_run(self._scheduler)
+
+    def join(self, timeout_s: float) -> bool:
+        """Wait for the scheduler to return; True if it did in time."""
+        if self._thread is None:
+            return True
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def close(self) -> None:
+        """Free the scheduler and the model; the ring must have been told to stop first."""
+        if not self.join(5.0):
+            raise BlinkError("the scheduler did not stop within 5 s of the ring's stop word")
+        if self._scheduler:
+            self._library.blink_cpu_scheduler_destroy(self._scheduler)
+            self._scheduler = ctypes.c_void_p()
+        if self._model:
+            self._library.blink_cpu_model_destroy(self._model)
+            self._model = ctypes.c_void_p()
+
+    def __enter__(self) -> CpuTarget:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _declare(library: ctypes.CDLL) -> None:
+    pointer, u32 = ctypes.c_void_p, ctypes.c_uint32
+    text = ctypes.c_char_p
+    library.blink_cpu_model_create.argtypes = [
+        ctypes.POINTER(pointer), u32, u32, u32, ctypes.POINTER(pointer), text, u32,
+    ]  # fmt: skip
+    library.blink_cpu_model_buffers.argtypes = [pointer]
+    library.blink_cpu_model_buffers.restype = pointer
+    library.blink_cpu_model_destroy.argtypes = [pointer]
+    library.blink_cpu_model_destroy.restype = None
+    library.blink_cpu_scheduler_create.argtypes = [
+        pointer, ctypes.c_uint64, pointer, _LAUNCH, pointer, ctypes.POINTER(pointer), text, u32,
+    ]  # fmt: skip
+    library.blink_cpu_scheduler_run.argtypes = [pointer]
+    library.blink_cpu_scheduler_destroy.argtypes = [pointer]
+    library.blink_cpu_scheduler_destroy.restype = None
