@@ -1,0 +1,100 @@
+"""A served bundle for tests: compile and bundle once per set of limits, start it, stop it."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+
+import httpx
+from openai import OpenAI
+
+ROOT = Path(__file__).resolve().parents[2]
+MODEL = ROOT / ".demo" / "SmolLM2-135M-Instruct"
+DEMO_BUNDLE = ROOT / ".demo" / "bundle"
+BIN = Path(sys.executable).parent
+
+
+def make_bundle(*limits: str, model: Path = MODEL) -> Path:
+    """Compile and bundle `model` with these limits; kept in build/e2e for the next run."""
+    name = hashlib.sha256("\0".join([str(model), *limits]).encode()).hexdigest()[:12]
+    folder = ROOT / "build" / "e2e" / name
+    build, bundle = folder / "build", folder / "bundle"
+    run(BIN / "blinkc", "compile", model, "--target", "cpu", *limits, "-o", build)
+    run(BIN / "blinkc", "bundle", build, "-o", bundle)
+    return bundle
+
+
+def run(*command: object) -> str:
+    """Run a command, return its output; its whole output stands in the failure."""
+    words = [str(word) for word in command]
+    result = subprocess.run(words, capture_output=True, text=True, timeout=600)
+    assert result.returncode == 0, f"{words}\n{result.stdout}\n{result.stderr}"
+    return result.stdout
+
+
+class Server:
+    """`blink-runtime run BUNDLE --port 0` in a process of its own."""
+
+    def __init__(
+        self, bundle: Path, *options: str, command: Sequence[object] = (BIN / "blink-runtime",)
+    ) -> None:
+        words = [*map(str, command), "run", str(bundle), "--port", "0", *options]
+        self.process = subprocess.Popen(
+            words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=os.environ
+        )
+        self.output = ""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.output += line
+            if "http://" in line:
+                self.url = "http://" + line.split("http://")[1].split()[0].rstrip("/")
+                return
+        raise AssertionError(f"the server ended before it was ready:\n{self.output}")
+
+    def client(self, api_key: str = "none") -> OpenAI:
+        """Return an OpenAI client that does not retry and validates what it reads."""
+        return OpenAI(
+            base_url=self.url + "/v1",
+            api_key=api_key,
+            max_retries=0,
+            timeout=120,
+            _strict_response_validation=True,
+        )
+
+    def model_name(self) -> str:
+        """Return the served model's id."""
+        return self.client().models.list().data[0].id
+
+    def metric(self, name: str) -> float:
+        """Return the sum of a metric's samples."""
+        text = httpx.get(self.url + "/metrics").text
+        values = [
+            float(line.rsplit(" ", 1)[1])
+            for line in text.splitlines()
+            if line.startswith((name + " ", name + "{"))
+        ]
+        assert values, f"no metric {name} in\n{text}"
+        return sum(values)
+
+    def close(self) -> int:
+        """Stop the server as a supervisor would and return its exit status."""
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(20)
+
+    def __enter__(self) -> Server:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self.process.poll() is None:
+            self.close()

@@ -1,0 +1,150 @@
+"""Greedy tokens of the served SmolLM2 equal transformers' own in fp32, whatever happens around them."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from openai import OpenAI
+
+from tests.e2e.server import DEMO_BUNDLE, MODEL, Server, make_bundle
+
+NUM_TOKENS = 64
+STORY = "The old lighthouse keeper counted the ships that passed in the night. "
+PROMPTS = (
+    "Hello",
+    "The capital of France is",
+    "def fibonacci(n):\n    ",
+    "Once upon a time, in a village far away from the sea, there lived",
+    "List three reasons why people like to travel by train:\n1.",
+    STORY * 3,
+    STORY * 8 + "What did he count?",
+    STORY * 14 + "Summarize the text above in one sentence.",
+)
+
+
+@pytest.fixture(scope="session")
+def expected() -> list[tuple[list[int], list[int]]]:
+    """Prompt and output token ids of transformers, fp32, greedy."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(MODEL)
+    model = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32).eval()
+    result = []
+    for prompt in PROMPTS:
+        ids = tokenizer(prompt, return_tensors="pt")["input_ids"]
+        with torch.inference_mode():
+            output = model.generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                max_new_tokens=NUM_TOKENS,
+                min_new_tokens=NUM_TOKENS,
+                do_sample=False,
+                pad_token_id=0,
+            )
+        result.append((ids[0].tolist(), output[0, ids.shape[1] :].tolist()))
+    return result
+
+
+@pytest.fixture(scope="session")
+def tokenizer():  # type: ignore[no-untyped-def]
+    """HuggingFace's tokenizer of the model."""
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(MODEL)
+
+
+@pytest.fixture(scope="module")
+def roomy() -> Server:
+    """A server with room for all prompts at once."""
+    with Server(DEMO_BUNDLE) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def tight() -> Server:
+    """Few pages and small prefill steps: requests must wait, pause, resume and prefill in chunks."""
+    bundle = make_bundle(
+        "--shapes", "auto", "--max-batch", "8", "--max-seqlen", "512",
+        "--max-prefill-tokens", "48", "--num-kv-pages", "44",
+    )  # fmt: skip
+    with Server(bundle) as server:
+        yield server
+
+
+def complete(client: OpenAI, model: str, prompt_token_ids: list[int]) -> str:
+    answer = client.completions.create(
+        model=model,
+        prompt=prompt_token_ids,
+        max_tokens=NUM_TOKENS,
+        temperature=0,
+        extra_body={"ignore_eos": True},
+    )
+    assert answer.usage is not None
+    assert answer.usage.prompt_tokens == len(prompt_token_ids)
+    assert answer.usage.completion_tokens == NUM_TOKENS
+    assert answer.choices[0].finish_reason == "length"
+    return answer.choices[0].text
+
+
+def test_alone(roomy, expected, tokenizer) -> None:  # type: ignore[no-untyped-def]
+    client, model = roomy.client(), roomy.model_name()
+    for prompt_token_ids, output_token_ids in expected:
+        assert complete(client, model, prompt_token_ids) == tokenizer.decode(output_token_ids)
+
+
+def test_in_a_full_batch(roomy, expected, tokenizer) -> None:  # type: ignore[no-untyped-def]
+    check_together(roomy, expected, tokenizer)
+    assert roomy.metric("blink_off_cache_steps_total") == 0
+
+
+def test_out_of_pages_and_in_chunks(tight, expected, tokenizer) -> None:  # type: ignore[no-untyped-def]
+    """Guards resuming: a paused request prefills prompt and output again and repeats nothing."""
+    check_together(tight, expected, tokenizer)
+    assert tight.metric("blink_requests_paused_total") > 0
+    assert tight.metric("blink_requests_resumed_total") > 0
+
+
+def test_neighbours_that_abort(tight, expected, tokenizer) -> None:  # type: ignore[no-untyped-def]
+    """Requests that leave in the middle of their stream change nobody else's tokens."""
+    stop = threading.Event()
+
+    def disturb() -> int:
+        client, model = tight.client(), tight.model_name()
+        aborted = 0
+        while not stop.is_set():
+            stream = client.completions.create(
+                model=model, prompt=STORY, max_tokens=200, temperature=1.0, stream=True
+            )
+            for _ in zip(range(3), stream, strict=False):
+                pass
+            stream.close()
+            aborted += 1
+        return aborted
+
+    with ThreadPoolExecutor(1) as pool:
+        aborted = pool.submit(disturb)
+        try:
+            check_together(tight, expected, tokenizer)
+        finally:
+            stop.set()
+        assert aborted.result(60) > 0
+    assert tight.metric("blink_requests_aborted_total") > 0
+
+
+def check_together(
+    server: Server, expected: list[tuple[list[int], list[int]]], tokenizer: object
+) -> None:
+    """Send all prompts at once and compare every answer."""
+    client, model = server.client(), server.model_name()
+    with ThreadPoolExecutor(len(expected)) as pool:
+        answers = pool.map(lambda pair: complete(client, model, pair[0]), expected)
+        for answer, (_, output_token_ids) in zip(answers, expected, strict=True):
+            assert answer == tokenizer.decode(output_token_ids)  # type: ignore[attr-defined]
+
+
+def test_bundle_is_the_demo() -> None:
+    assert Path(DEMO_BUNDLE / "manifest.json").exists(), "run `make demo` or `make test` first"
