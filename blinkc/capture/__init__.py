@@ -1,0 +1,1 @@
+"""Shapes, graph keys, look-up tables, arena and memory sums."""
