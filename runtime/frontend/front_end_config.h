@@ -1,0 +1,45 @@
+// Everything a user or a bundle decides about a front end.
+#ifndef BLINK_FRONTEND_FRONT_END_CONFIG_H
+#define BLINK_FRONTEND_FRONT_END_CONFIG_H
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace blink {
+
+struct FrontEndConfig {
+  std::string host = "127.0.0.1";
+  uint16_t port = 8000;  // 0: any free one
+  std::string model_name = "model";
+  std::vector<std::string> api_keys;    // none: no key is asked for
+  std::vector<uint32_t> eos_token_ids;  // from the bundle
+  uint32_t front_end_index = 0;         // which slot range of the ring
+  bool has_chat_template = true;        // false: chat completions are refused by name
+  bool serves_chat_page = true;         // GET /
+
+  uint32_t max_connections = 1024;
+  uint32_t max_header_bytes = 16 * 1024;
+  uint32_t max_body_bytes = 8 * 1024 * 1024;
+  uint32_t max_json_depth = 32;
+  uint32_t max_stop_strings = 16;
+  uint32_t max_stop_bytes = 1024;  // of one stop string
+  uint32_t max_buffered_bytes =
+      4 * 1024 * 1024;  // of one slow reader; past it the request is aborted
+  uint32_t header_timeout_ms =
+      10'000;  // from accept, or a request's first byte, to its header's end
+  uint32_t body_timeout_ms = 30'000;
+  uint32_t idle_timeout_ms = 75'000;   // between requests of one connection
+  uint32_t write_timeout_ms = 30'000;  // for a client that reads nothing
+  uint32_t num_prepare_threads = 1;    // chat templates and long prompts
+  uint32_t inline_prompt_bytes =
+      16 * 1024;                        // bodies up to this are tokenized on the network thread
+  uint32_t min_poll_interval_us = 20;   // token reader, while tokens flow
+  uint32_t max_poll_interval_us = 200;  // token reader, while requests run but nothing comes
+  uint32_t stall_timeout_ms =
+      2'000;  // heartbeat silent for this, or four of the longest steps: unhealthy
+};
+
+}  // namespace blink
+
+#endif  // BLINK_FRONTEND_FRONT_END_CONFIG_H

@@ -1,0 +1,37 @@
+// A validated request of a client, before and after its text became token ids.
+#ifndef BLINK_FRONTEND_GENERATION_REQUEST_H
+#define BLINK_FRONTEND_GENERATION_REQUEST_H
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace blink {
+
+struct GenerationRequest {
+  bool is_chat = false;
+  std::string model;                       // empty: not given
+  std::string prompt_text;                 // completions, or the rendered chat
+  std::vector<uint32_t> prompt_token_ids;  // given by the client, or encoded from prompt_text
+  bool has_token_ids = false;              // prompt_token_ids came from the client
+  bool adds_special_tokens = true;         // the tokenizer's BOS and such around prompt_text
+  std::string template_input;              // chat: JSON for the template renderer
+
+  std::optional<uint32_t> max_tokens;
+  float temperature = 1.0f;  // 0: greedy
+  float top_p = 1.0f;        // 1: off
+  float min_p = 0.0f;        // 0: off
+  uint32_t top_k = 0;        // 0: off
+  std::optional<uint64_t> seed;
+  std::vector<std::string> stop;
+  std::vector<uint32_t> stop_token_ids;
+  bool ignores_eos = false;
+  bool skips_special_tokens = true;
+  bool streams = false;
+  bool includes_usage = false;
+};
+
+}  // namespace blink
+
+#endif  // BLINK_FRONTEND_GENERATION_REQUEST_H

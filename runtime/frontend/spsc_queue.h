@@ -1,0 +1,73 @@
+// A bounded queue between exactly one producer thread and one consumer thread.
+#ifndef BLINK_FRONTEND_SPSC_QUEUE_H
+#define BLINK_FRONTEND_SPSC_QUEUE_H
+
+#include <atomic>
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+
+namespace blink {
+
+// Hot path: no allocation, no lock. Each side keeps a copy of the other's index, so that the shared
+// cache lines move once per lap and not once per item.
+template <typename T>
+class SpscQueue {
+ public:
+  explicit SpscQueue(size_t min_capacity)
+      : capacity_(std::bit_ceil(min_capacity)), items_(std::make_unique<T[]>(capacity_)) {}
+
+  // Producer. False: full.
+  [[nodiscard]] bool push(const T& item) {
+    const size_t tail = tail_.load(std::memory_order_relaxed);
+    if (tail - head_seen_ == capacity_) {
+      head_seen_ =
+          head_.load(std::memory_order_acquire);  // pairs with pop's release: the item is free
+      if (tail - head_seen_ == capacity_) return false;
+    }
+    items_[tail & (capacity_ - 1)] = item;
+    tail_.store(tail + 1, std::memory_order_release);  // pairs with pop's acquire
+    return true;
+  }
+
+  // Consumer. False: empty.
+  [[nodiscard]] bool pop(T& item) {
+    const size_t head = head_.load(std::memory_order_relaxed);
+    if (head == tail_seen_) {
+      tail_seen_ = tail_.load(std::memory_order_acquire);  // pairs with push's release
+      if (head == tail_seen_) return false;
+    }
+    item = items_[head & (capacity_ - 1)];
+    head_.store(head + 1, std::memory_order_release);  // pairs with push's acquire
+    return true;
+  }
+
+ private:
+  const size_t capacity_;
+  std::unique_ptr<T[]> items_;
+  alignas(64) std::atomic<size_t> tail_{0};
+  size_t head_seen_ = 0;  // producer's
+  alignas(64) std::atomic<size_t> head_{0};
+  size_t tail_seen_ = 0;  // consumer's
+};
+
+// Lets a thread sleep until another has work for it. Waking costs one atomic add when nobody
+// sleeps.
+class Doorbell {
+ public:
+  uint32_t value() const { return value_.load(std::memory_order_acquire); }
+  void ring() {
+    value_.fetch_add(1, std::memory_order_release);  // pairs with value()'s acquire
+    value_.notify_one();
+  }
+  // Returns at once if it rang since `seen` was taken.
+  void wait(uint32_t seen) const { value_.wait(seen, std::memory_order_acquire); }
+
+ private:
+  std::atomic<uint32_t> value_{0};
+};
+
+}  // namespace blink
+
+#endif  // BLINK_FRONTEND_SPSC_QUEUE_H
