@@ -1,6 +1,7 @@
 """Makes graph keys and O(1) look-up tables: `ShapesSpec`, `Limits` -> `KeyGrid`s.
 
-A grid always holds its corner (largest batch, largest seqlen), which catches what no other key fits.
+A grid always holds its corner (largest batch, largest seqlen), which catches all that fits nowhere
+else.
 """
 
 from __future__ import annotations
@@ -63,8 +64,8 @@ class KeyGrid:
 
     Look-up of a step with `b` rows (1..max) and length `s` (1..max):
     `lut[b][seqlen_bucket_index[(s + granule_tokens - 1) // granule_tokens]]`, an index into
-    `CapturePlan.keys`. "Smallest" orders by what costs more: (seqlen, batch) for prefill, whose work
-    is its tokens, (batch, seqlen) for decode.
+    `CapturePlan.keys`. "Smallest" orders by what costs more: (seqlen, batch) for prefill, whose
+    work is its tokens, (batch, seqlen) for decode.
     """
 
     kind: Kind
@@ -165,10 +166,9 @@ def _rows_of_buckets(
     rows: list[list[int]] = [[-1] * len(seqlens) for _ in batches]
     for i in reversed(range(len(batches))):
         for j in reversed(range(len(seqlens))):
-            options = (
-                [index_of[(batches[i], seqlens[j])]] if (batches[i], seqlens[j]) in index_of else []
-            )
-            if not options:
+            own = index_of.get((batches[i], seqlens[j]))
+            options = [] if own is None else [own]
+            if own is None:
                 options += [rows[i + 1][j]] if i + 1 < len(batches) else []
                 options += [rows[i][j + 1]] if j + 1 < len(seqlens) else []
             if not options:

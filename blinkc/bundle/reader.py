@@ -1,0 +1,344 @@
+"""Opens a bundle and trusts nothing in it: folder or archive -> `Bundle`, every byte checked."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import shutil
+import stat
+import tarfile
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from types import TracebackType
+
+from blinkc.bundle.manifest import (
+    MANIFEST_NAME,
+    MAX_FILES,
+    MAX_MANIFEST_BYTES,
+    ExternalFile,
+    FileEntry,
+    Manifest,
+    checked_path,
+    manifest_from_bytes,
+)
+from blinkc.bundle.weights import BundleWeights, FileSpan
+from blinkc.errors import BlinkError
+
+COPY_AGAIN = "copy the bundle again, or make it again with blinkc bundle"
+_CHUNK_BYTES = 1 << 20
+# CPU flags that a march needs, as /proc/cpuinfo names them.
+MARCH_FLAGS = {
+    "x86-64-v2": ("sse4_2", "popcnt", "ssse3"),
+    "x86-64-v3": ("avx2", "fma", "bmi2", "f16c"),
+    "x86-64-v4": ("avx512f", "avx512bw", "avx512vl", "avx512dq"),
+}
+
+
+class Bundle:
+    """An opened bundle. Files of an archive are taken out when asked for, into a private folder.
+
+    Weights of an archive are mapped where they lie. `close()` removes what was taken out.
+    """
+
+    def __init__(self, path: Path, manifest: Manifest, spans: dict[str, FileSpan]) -> None:
+        self.path = path
+        self.manifest = manifest
+        self._spans = spans
+        self._extracted: tempfile.TemporaryDirectory[str] | None = None
+
+    @property
+    def is_archive(self) -> bool:
+        """Return whether the bundle is one file."""
+        return self.path.is_file()
+
+    def file(self, path: str) -> Path:
+        """Return where the file `path` of the manifest can be opened."""
+        span = self._spans[path]
+        if not self.is_archive:
+            return span.path
+        if self._extracted is None:
+            self._extracted = tempfile.TemporaryDirectory(prefix="blink-")
+        target = Path(self._extracted.name) / path
+        if not target.exists():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            _copy_span(span, target)
+        return target
+
+    def read_bytes(self, path: str) -> bytes:
+        """Return the content of a small file, such as the chat template."""
+        span = self._spans[path]
+        with span.path.open("rb") as file:
+            file.seek(span.offset)
+            return file.read(span.num_bytes)
+
+    def weights(self, *, search: Iterable[Path] = ()) -> BundleWeights:
+        """Map the weights.
+
+        Args:
+            search: folders to look in for referenced weight files that are not at their old place.
+
+        Raises:
+            BlinkError: a referenced file is missing or is not the one the bundle was made from.
+        """
+        spans = dict(self._spans)
+        for index, external in enumerate(self.manifest.external_files):
+            spans[f"external:{index}"] = find_external(external, self.path, search)
+        return BundleWeights(self.manifest, spans)
+
+    def check_hashes(self) -> None:
+        """Read every file and compare its SHA-256 with the manifest's.
+
+        Raises:
+            BlinkError: a byte differs; the message names the file and both hashes.
+        """
+        for entry in self.manifest.files:
+            found = hash_span(self._spans[entry.path])
+            if found != entry.sha256:
+                raise BlinkError(
+                    f"{self.path}: {entry.path} is damaged: its SHA-256 is {found[:16]}..., the "
+                    f"manifest says {entry.sha256[:16]}...",
+                    hint=COPY_AGAIN,
+                )
+
+    def check_machine(self) -> None:
+        """Refuse a machine that the bundle's host code does not run on.
+
+        Raises:
+            BlinkError: names what the bundle wants, what this machine is, and how to rebuild.
+        """
+        target = self.manifest.target
+        found = platform.machine()
+        if target.machine != found:
+            raise BlinkError(
+                f"{self.path} is made for {target.machine} machines; this one is {found}",
+                hint=f"make it again here: {self.manifest.rebuild}",
+            )
+        flags = _cpu_flags()
+        missing = [f for f in MARCH_FLAGS.get(target.march, ()) if flags and f not in flags]
+        if missing:
+            raise BlinkError(
+                f"{self.path} needs a {target.march} processor; this one has no {missing[0]}",
+                hint=f"make it again here: {self.manifest.rebuild}",
+            )
+
+    def check_builds(self, found: dict[str, str]) -> None:
+        """Refuse when a build number that must match does not (GPU architecture, driver, engine).
+
+        Args:
+            found: what this machine has, by the names of the manifest's `target.builds`.
+
+        Raises:
+            BlinkError: names both sides and the command that rebuilds.
+        """
+        for name, wanted in self.manifest.target.builds.items():
+            if found.get(name) != wanted:
+                raise BlinkError(
+                    f"{self.path} is made for {name} {wanted}; this machine has "
+                    f"{found.get(name, 'none')}",
+                    hint=f"make it again here: {self.manifest.rebuild}",
+                )
+
+    def close(self) -> None:
+        """Remove what was taken out of an archive."""
+        if self._extracted is not None:
+            self._extracted.cleanup()
+            self._extracted = None
+
+    def __enter__(self) -> Bundle:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def open_bundle(path: Path, *, check_hashes: bool = True) -> Bundle:
+    """Open a bundle folder or archive.
+
+    Args:
+        path: the folder with manifest.json, or the archive.
+        check_hashes: read every file, weights too, and compare hashes (about 1 GB/s).
+
+    Raises:
+        BlinkError: it is no bundle, or anything about it is not as the manifest says.
+    """
+    if not path.exists():
+        raise BlinkError(f"{path} does not exist", hint="make it with blinkc bundle BUILD -o PATH")
+    bundle = _open_folder(path) if path.is_dir() else _open_archive(path)
+    if check_hashes:
+        bundle.check_hashes()
+    return bundle
+
+
+def _open_folder(path: Path) -> Bundle:
+    manifest_path = path / MANIFEST_NAME
+    if not manifest_path.is_file() or manifest_path.is_symlink():
+        raise BlinkError(
+            f"{path} is not a bundle: it has no {MANIFEST_NAME}",
+            hint="a folder made by blinkc compile is a build: run blinkc bundle on it first",
+        )
+    with manifest_path.open("rb") as file:
+        data = file.read(MAX_MANIFEST_BYTES + 1)
+    manifest = manifest_from_bytes(data, where=str(manifest_path))
+    spans = {}
+    for entry in manifest.files:
+        spans[entry.path] = FileSpan(
+            path=_regular_file(path, entry), offset=0, num_bytes=entry.bytes
+        )
+    return Bundle(path, manifest, spans)
+
+
+def _regular_file(folder: Path, entry: FileEntry) -> Path:
+    """Return the path of an entry; every step on the way must be a true folder, the end a file."""
+    current = folder
+    parts = entry.path.split("/")
+    for number, part in enumerate(parts):
+        current = current / part
+        try:
+            mode = current.lstat().st_mode
+        except OSError:
+            raise BlinkError(f"{folder}: {entry.path} is missing", hint=COPY_AGAIN) from None
+        if stat.S_ISLNK(mode):
+            raise BlinkError(
+                f"{folder}: {entry.path} goes through a symlink, which a bundle never holds",
+                hint=COPY_AGAIN,
+            )
+        is_last = number == len(parts) - 1
+        if not (stat.S_ISREG(mode) if is_last else stat.S_ISDIR(mode)):
+            raise BlinkError(f"{folder}: {entry.path} is not a regular file", hint=COPY_AGAIN)
+    _check_size(folder, entry, current.stat().st_size)
+    return current
+
+
+def _check_size(where: Path, entry: FileEntry, size: int) -> None:
+    if size != entry.bytes:
+        what = "truncated" if size < entry.bytes else "too long"
+        raise BlinkError(
+            f"{where}: {entry.path} is {what}: {size} bytes, the manifest says {entry.bytes}",
+            hint=COPY_AGAIN,
+        )
+
+
+def _open_archive(path: Path) -> Bundle:
+    members: dict[str, FileSpan] = {}
+    size = path.stat().st_size
+    try:
+        with tarfile.open(path, "r:") as archive:
+            for member in archive:
+                if not member.isreg() or member.issparse():
+                    raise BlinkError(f"{path}: {member.name[:80]!r} is not a regular file")
+                name = checked_path(member.name)
+                if name in members or len(members) > MAX_FILES:
+                    raise BlinkError(f"{path}: {name} is there twice, or too many files")
+                if member.offset_data + member.size > size:
+                    raise BlinkError(f"{path} is truncated inside {name}", hint=COPY_AGAIN)
+                members[name] = FileSpan(
+                    path=path, offset=member.offset_data, num_bytes=member.size
+                )
+    except (tarfile.TarError, ValueError, EOFError, OSError) as error:
+        raise BlinkError(f"{path} is not a bundle: {error}", hint=COPY_AGAIN) from None
+    span = members.pop(MANIFEST_NAME, None)
+    if span is None:
+        raise BlinkError(f"{path} is not a bundle: it has no {MANIFEST_NAME}", hint=COPY_AGAIN)
+    with path.open("rb") as file:
+        file.seek(span.offset)
+        data = file.read(min(span.num_bytes, MAX_MANIFEST_BYTES + 1))
+    manifest = manifest_from_bytes(data, where=f"{path}:{MANIFEST_NAME}")
+    for entry in manifest.files:
+        if entry.path not in members:
+            raise BlinkError(f"{path}: {entry.path} is missing", hint=COPY_AGAIN)
+        _check_size(path, entry, members[entry.path].num_bytes)
+    return Bundle(path, manifest, members)
+
+
+def find_external(external: ExternalFile, bundle: Path, search: Iterable[Path]) -> FileSpan:
+    """Find a referenced weight file: at its path, beside the bundle, or in the `search` folders.
+
+    Raises:
+        BlinkError: no file of that name has the size and hash the manifest says.
+    """
+    name = Path(external.path).name
+    candidates = [Path(external.path), bundle.parent / name, *(folder / name for folder in search)]
+    problem = "no such file"
+    for candidate in candidates:
+        if not candidate.is_file():
+            continue
+        span = FileSpan(path=candidate, offset=0, num_bytes=external.bytes)
+        if candidate.stat().st_size != external.bytes:
+            problem = f"{candidate} has {candidate.stat().st_size} bytes, not {external.bytes}"
+        elif hash_span(span) != external.sha256:
+            problem = f"{candidate} has other content than when the bundle was made"
+        else:
+            return span
+    raise BlinkError(
+        f"{bundle} refers to the weights {external.path}: {problem}",
+        hint="give the checkpoint's folder with --weights-from, or bundle with --weights embed",
+    )
+
+
+def hash_span(span: FileSpan) -> str:
+    """Return the SHA-256 of a run of bytes, in hex."""
+    digest = hashlib.sha256()
+    left = span.num_bytes
+    with span.path.open("rb") as file:
+        file.seek(span.offset)
+        while left > 0:
+            data = file.read(min(left, _CHUNK_BYTES))
+            if not data:
+                break
+            digest.update(data)
+            left -= len(data)
+    return digest.hexdigest()
+
+
+def _copy_span(span: FileSpan, target: Path) -> None:
+    partial = target.with_name(target.name + ".partial")
+    with span.path.open("rb") as source, partial.open("wb") as out:
+        source.seek(span.offset)
+        left = span.num_bytes
+        while left > 0:
+            data = source.read(min(left, _CHUNK_BYTES))
+            if not data:
+                raise BlinkError(f"{span.path} is truncated", hint=COPY_AGAIN)
+            out.write(data)
+            left -= len(data)
+    os.replace(partial, target)
+
+
+def extract_archive(bundle: Bundle, folder: Path) -> None:
+    """Take a whole archive out into a new folder.
+
+    Raises:
+        BlinkError: `folder` exists.
+    """
+    if folder.exists():
+        raise BlinkError(f"{folder} exists already", hint="choose another folder")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    try:
+        for path, span in bundle._spans.items():
+            target = temporary / path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            _copy_span(span, target)
+        os.replace(temporary, folder)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+
+
+def _cpu_flags() -> frozenset[str]:
+    """Return the processor's flags; empty where the system does not say."""
+    try:
+        with open("/proc/cpuinfo", encoding="ascii", errors="replace") as file:
+            for line in file:
+                if line.startswith("flags"):
+                    return frozenset(line.split(":", 1)[1].split())
+    except OSError:
+        return frozenset()
+    return frozenset()
