@@ -1,0 +1,110 @@
+"""Compiles rendered C++ for the host: source files by name -> one shared object."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from blinkc.errors import BlinkError
+from blinkc.resources import include_folder
+
+_BASE_FLAGS = ("-std=c++20", "-O3", "-fPIC", "-pthread", "-Wall", "-Wextra")
+_TIMEOUT_S = 900
+
+
+def default_march() -> str:
+    """Return the baseline that every machine of this kind in use has (AVX2 and FMA on x86-64)."""
+    return {"x86_64": "x86-64-v3", "aarch64": "armv8.2-a"}.get(platform.machine(), "native")
+
+
+def compile_cpu(
+    sources: Mapping[str, str],
+    *,
+    out: Path,
+    include_dirs: Sequence[Path] = (),
+    march: str = "",
+    flags: Mapping[str, Sequence[str]] | None = None,
+) -> None:
+    """Compile every `.cpp` and link them into `out`, which appears whole or not at all.
+
+    Args:
+        sources: text by file name, headers included.
+        out: path of the shared object.
+        include_dirs: searched after the sources' own folder and the project's headers.
+        march: `-march` of the compiler; empty for `default_march()`.
+        flags: extra compiler flags by file name.
+
+    Raises:
+        BlinkError: there is no C++ compiler, or it rejected a file; carries its log.
+    """
+    with tempfile.TemporaryDirectory(prefix="blinkc-") as name:
+        folder = Path(name)
+        for file_name, text in sources.items():
+            (folder / file_name).write_text(text)
+        includes = [folder, include_folder(), *include_dirs]
+        command = [
+            *_compiler(),
+            *_BASE_FLAGS,
+            f"-march={march or default_march()}",
+            *(f"-I{path}" for path in includes),
+        ]
+        units = sorted(file_name for file_name in sources if file_name.endswith(".cpp"))
+        objects = [folder / f"{unit}.o" for unit in units]
+
+        def compile_unit(unit: str, target: Path) -> None:
+            extra = (flags or {}).get(unit, ())
+            _run([*command, *extra, "-c", str(folder / unit), "-o", str(target)], unit)
+
+        with ThreadPoolExecutor(max_workers=len(os.sched_getaffinity(0))) as pool:
+            for done in [
+                pool.submit(compile_unit, unit, target)
+                for unit, target in zip(units, objects, strict=True)
+            ]:
+                done.result()
+        linked = folder / "linked.so"
+        arguments = ["-shared", "-pthread", *map(str, objects), "-o", str(linked)]
+        _run([*_compiler(), *arguments], out.name)
+        _move_into_place(linked, out)
+
+
+def _move_into_place(linked: Path, out: Path) -> None:
+    out.parent.mkdir(parents=True, exist_ok=True)
+    beside = out.with_name(out.name + ".partial")  # rename is atomic only within a file system
+    shutil.copyfile(linked, beside)
+    beside.chmod(0o755)
+    beside.replace(out)
+
+
+def _compiler() -> list[str]:
+    named = os.environ.get("CXX", "").split()
+    if named:
+        return named
+    for candidate in ("g++", "c++", "clang++"):
+        if shutil.which(candidate):
+            return [candidate]
+    raise BlinkError("no C++ compiler found", hint="apt-get install g++, or set CXX to one")
+
+
+def _run(command: Sequence[str], what: str) -> None:
+    try:
+        result = subprocess.run(
+            command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
+        )
+    except FileNotFoundError as error:
+        raise BlinkError(
+            f"the C++ compiler {command[0]} does not exist", hint="set CXX to one that does"
+        ) from error
+    except subprocess.TimeoutExpired as error:
+        raise BlinkError(f"compiling {what} took longer than {_TIMEOUT_S} s") from error
+    if result.returncode != 0:
+        raise BlinkError(
+            f"compiling {what} failed with exit code {result.returncode}",
+            hint="g++ 12 or newer is needed",
+            log=result.stderr,
+        )
