@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import ctypes
 import re
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import Any
 
 from blinkc.errors import InternalError
 from blinkc.resources import include_folder
 
-if TYPE_CHECKING:
-    import cffi
-
 _DEFINE = re.compile(r"#define\s+(BLINK_\w+)\s+(0[xX][0-9a-fA-F]+|\d+)[uUlL]*\s*$", re.MULTILINE)
+_STRUCT = re.compile(r"typedef struct \w+ \{([^}]*)\} (\w+);")
+_FIELD = re.compile(r"(\w+)\s+(\w+)(?:\[(\d+)\])?")
+_NUMBERS: dict[str, Any] = {
+    "uint64_t": ctypes.c_uint64,
+    "uint32_t": ctypes.c_uint32,
+    "float": ctypes.c_float,
+}
 _COMMENT = re.compile(r"/\*.*?\*/", re.DOTALL)
 
 
@@ -42,24 +47,33 @@ def constants() -> dict[str, int]:
 
 
 @cache
-def ffi() -> cffi.FFI:
-    """Return a cffi FFI that knows abi.h's structs (sizes and offsets, no library)."""
-    import cffi
+def structs() -> dict[str, type[ctypes.Structure]]:
+    """Return every struct of abi.h as a ctypes class, fields in order, C's alignment.
 
-    builder = cffi.FFI()
-    lines = [line for line in _header_text().splitlines() if not line.lstrip().startswith("#")]
-    builder.cdef("\n".join(lines))
-    return builder
+    Raises:
+        InternalError: the header has a field that is no fixed-width number, array or known struct.
+    """
+    found: dict[str, type[ctypes.Structure]] = {}
+    for body, name in _STRUCT.findall(_header_text()):
+        fields = []
+        for field in filter(None, (part.strip() for part in body.split(";"))):
+            match = _FIELD.fullmatch(field)
+            kind = (_NUMBERS.get(match[1]) or found.get(match[1])) if match else None
+            if match is None or kind is None:
+                raise InternalError(f"abi.h, struct {name}: cannot read {field!r}")
+            fields.append((match[2], kind * int(match[3]) if match[3] else kind))
+        found[name] = type(name, (ctypes.Structure,), {"_fields_": fields})
+    return found
 
 
 def size_of(struct: str) -> int:
     """Return `sizeof(struct)` in bytes."""
-    return int(ffi().sizeof(struct))
+    return ctypes.sizeof(structs()[struct])
 
 
 def offset_of(struct: str, field: str) -> int:
     """Return the byte offset of a field."""
-    return int(ffi().offsetof(struct, field))
+    return int(getattr(structs()[struct], field).offset)
 
 
 def ring_layout(

@@ -1,0 +1,116 @@
+"""What the user chose on the command line: options -> `CompileConfig`, checked before any work."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from blinkc.capture.plan_capture import CaptureConfig
+from blinkc.capture.shapes import parse_shapes
+from blinkc.errors import BlinkError
+
+STAGES = ("read", "segment", "engine", "capture", "codegen")
+ENGINES = ("auto", "cpu", "cuda", "tensorrt", "tensorrt-rtx", "onnxruntime")
+DTYPES = ("fp32", "fp16", "bf16")
+_TARGET = re.compile(r"cpu|sm_[0-9]{2,3}[a-z]?")
+# Architectures whose own instructions need the "a" variant of the target.
+_NATIVE_VARIANTS = ("90", "100", "103", "120", "121")
+_SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([kmgt]?)i?b?", re.IGNORECASE)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CompileConfig:
+    """Everything that decides what `blinkc compile` makes, and how it reports."""
+
+    model: str
+    target: str = "cpu"
+    engine: str = "auto"
+    dtype: str | None = None
+    capture: CaptureConfig = field(default_factory=CaptureConfig)
+    tokenizer: Path | None = None
+    random_weights_seed: int | None = None
+    until: str = STAGES[-1]
+    check: bool = False
+    debug_dir: Path | None = None
+
+    def __post_init__(self) -> None:
+        if not _TARGET.fullmatch(self.target):
+            raise BlinkError(
+                f"--target {self.target} is unknown",
+                hint="use cpu, or sm_80, sm_90, sm_100, sm_120",
+            )
+        if self.capture.target != self.target:
+            raise BlinkError(f"capture is for {self.capture.target}, the target is {self.target}")
+        if self.engine not in ENGINES:
+            raise BlinkError(f"--engine {self.engine} is unknown", hint=f"use {', '.join(ENGINES)}")
+        if self.until not in STAGES:
+            raise BlinkError(
+                f"--until {self.until}: no such stage", hint=f"use {', '.join(STAGES)}"
+            )
+        if self.dtype is not None and self.dtype not in DTYPES:
+            raise BlinkError(f"--dtype {self.dtype} is unknown", hint=f"use {', '.join(DTYPES)}")
+        if self.target == "cpu" and self.dtype not in (None, "fp32"):
+            raise BlinkError(
+                f"--dtype {self.dtype}: the cpu target computes in fp32",
+                hint="leave --dtype out, or compile for a GPU with --target sm_90",
+            )
+        if self.target == "cpu" and self.engine not in ("auto", "cpu"):
+            raise BlinkError(
+                f"--engine {self.engine} does not run on the cpu target", hint="use --engine cpu"
+            )
+        if self.target != "cpu" and self.engine == "cpu":
+            raise BlinkError(
+                f"--engine cpu does not run on {self.target}", hint="use --engine cuda"
+            )
+        parse_shapes(self.capture.shapes)
+
+    @property
+    def on_gpu(self) -> bool:
+        """Return whether the target is a GPU."""
+        return self.target != "cpu"
+
+    @property
+    def architecture(self) -> str:
+        """Return the device architecture that is compiled for: sm_90 becomes sm_90a."""
+        return native_architecture(self.target)
+
+    @property
+    def resolved_dtype(self) -> str:
+        """Return the type of weights and activations."""
+        return self.dtype or ("bf16" if self.on_gpu else "fp32")
+
+    @property
+    def resolved_engine(self) -> str:
+        """Return the engine that `auto` stands for where nothing can be measured."""
+        if self.engine != "auto":
+            return self.engine
+        return "cuda" if self.on_gpu else "cpu"
+
+    @property
+    def rope_seqlen(self) -> int:
+        """Return the request length for which length-dependent rope scaling is fixed."""
+        shapes = parse_shapes(self.capture.shapes)
+        written = shapes.largest("decode", "seqlen")
+        return self.capture.max_seqlen or written or (8192 if self.on_gpu else 2048)
+
+
+def native_architecture(target: str) -> str:
+    """Return the architecture with its own instructions; "" for the CPU."""
+    digits = target.removeprefix("sm_")
+    if target == "cpu":
+        return ""
+    return f"sm_{digits}a" if digits in _NATIVE_VARIANTS else target
+
+
+def bytes_from_text(text: str) -> int:
+    """Read a memory size such as `80g`, `512M` or `1.5GiB`; units are powers of 1024.
+
+    Raises:
+        BlinkError: it is no size.
+    """
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        raise BlinkError(f"{text!r} is no memory size", hint="write 80g, 512m or bytes")
+    power = " kmgt".index(match[2].lower() or " ")
+    return int(float(match[1]) * 1024**power)
