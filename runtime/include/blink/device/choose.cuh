@@ -37,7 +37,7 @@ BLINK_FUNCTION void add_prefill_row(Scheduler* s, Team& team, uint32_t lane_inde
 // Collects a prefill step: lanes whose prompt is not through first, then paused and new requests as they
 // fit. The last row is cut to what the step may still take.
 template <typename Team>
-BLINK_FUNCTION void collect_prefill(Scheduler* s, Team& team) {
+BLINK_RARE_FUNCTION void collect_prefill(Scheduler* s, Team& team) {
   const uint32_t max_rows = s->limits.max_prefill_batch;
   const uint32_t max_tokens = s->limits.max_prefill_tokens;
   const uint32_t num_running = s->num_prefilling > 0 ? s->num_running : 0;

@@ -53,7 +53,7 @@ BLINK_FUNCTION void end_row(Scheduler* s, Team& team, const StepRow& row) {
 
 // Fails every request of the step at hand, which could not be launched or did not run to its end.
 template <typename Team>
-BLINK_FUNCTION void fail_step(Scheduler* s, Team& team, uint32_t launch_error) {
+BLINK_RARE_FUNCTION void fail_step(Scheduler* s, Team& team, uint32_t launch_error) {
   const uint32_t num_rows = s->num_rows;
   team.sync();
   if (team.is_leader()) {

@@ -39,7 +39,7 @@ BLINK_FUNCTION void occupy_lane(Scheduler* s, uint32_t slot, uint32_t lane) {
 // Gives a waiting or paused slot, which must fit, a lane and its pages; returns the lane. By the team.
 // A new one is younger than all that run, a paused one too: `running` stays sorted by age.
 template <typename Team>
-BLINK_FUNCTION uint32_t start_lane(Scheduler* s, Team& team, uint32_t slot) {
+BLINK_RARE_FUNCTION uint32_t start_lane(Scheduler* s, Team& team, uint32_t slot) {
   const uint32_t lane = s->free_lanes[s->num_free_lanes - 1];
   const uint32_t num_pages = pages_of(s, history_tokens(s->slots[slot]));
   team.sync();
@@ -51,7 +51,7 @@ BLINK_FUNCTION uint32_t start_lane(Scheduler* s, Team& team, uint32_t slot) {
 
 // Frees a slot's lane and pages. By the team.
 template <typename Team>
-BLINK_FUNCTION void leave_lane(Scheduler* s, Team& team, uint32_t lane) {
+BLINK_RARE_FUNCTION void leave_lane(Scheduler* s, Team& team, uint32_t lane) {
   return_pages(s, team, lane);
   if (team.is_leader()) {
     uint32_t place = 0;
@@ -94,7 +94,7 @@ BLINK_FUNCTION void count_ending(Scheduler* s, uint32_t finish_reason) {
 
 // Ends a slot that waits, runs or is paused; `state` is decode_completed, failed or empty. By the team.
 template <typename Team>
-BLINK_FUNCTION void end_request(Scheduler* s, Team& team, uint32_t slot, uint32_t state,
+BLINK_RARE_FUNCTION void end_request(Scheduler* s, Team& team, uint32_t slot, uint32_t state,
                                 uint32_t finish_reason, uint32_t error) {
   const uint32_t lane = s->slots[slot].lane;
   team.sync();

@@ -10,8 +10,11 @@
 
 #if defined(__CUDACC__)
 #define BLINK_FUNCTION __host__ __device__ inline
+// For what is called from several places but seldom: one copy keeps the kernels small.
+#define BLINK_RARE_FUNCTION __host__ __device__ __noinline__
 #else
 #define BLINK_FUNCTION inline
+#define BLINK_RARE_FUNCTION inline
 #endif
 
 namespace blink {

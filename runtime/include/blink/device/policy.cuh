@@ -23,7 +23,7 @@ BLINK_FUNCTION void announce_stop(Scheduler* s) {
 // Commits the finished step, if one was in flight, and sets `action` (and `action_key`): launch the graph
 // of that key, whose inputs are filled; poll again later; or stop. `now_ns` never goes back.
 template <typename Team>
-BLINK_FUNCTION void schedule(Scheduler* s, Team& team, uint64_t now_ns) {
+BLINK_RARE_FUNCTION void schedule(Scheduler* s, Team& team, uint64_t now_ns) {
   commit_step(s, team, now_ns);
   // Acquire: pairs with the owner's release. Every thread may see another value, so the leader decides.
   team.sync();

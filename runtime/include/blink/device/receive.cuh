@@ -20,7 +20,7 @@ BLINK_FUNCTION bool comes_before(const Event& a, const Event& b) {
 
 // Sorts events[0, num_events): a bitonic network over the next power of two.
 template <typename Team>
-BLINK_FUNCTION void sort_events(Scheduler* s, Team& team) {
+BLINK_RARE_FUNCTION void sort_events(Scheduler* s, Team& team) {
   const uint32_t num_events = s->num_events;
   const uint32_t size = power_of_two_at_least(num_events);
   for (uint32_t i = num_events + team.id(); i < size; i += team.count()) {
@@ -55,7 +55,7 @@ BLINK_FUNCTION void forget_events(Scheduler* s, Team& team) {
 
 // Aborts all that a front end's earlier life left in its slots: nobody would release them.
 template <typename Team>
-BLINK_FUNCTION void clear_front_end(Scheduler* s, Team& team, uint32_t front_end) {
+BLINK_RARE_FUNCTION void clear_front_end(Scheduler* s, Team& team, uint32_t front_end) {
   forget_events(s, team);
   const uint32_t end_slot = s->front_ends[front_end].end_slot;
   for (uint32_t slot = s->front_ends[front_end].first_slot + team.id(); slot < end_slot;
@@ -93,7 +93,7 @@ BLINK_FUNCTION void scan_commands(Scheduler* s, Team& team, uint32_t front_end,
 }
 
 template <typename Team>
-BLINK_FUNCTION void receive_commands(Scheduler* s, Team& team, uint32_t front_end) {
+BLINK_RARE_FUNCTION void receive_commands(Scheduler* s, Team& team, uint32_t front_end) {
   scan_commands(s, team, front_end, ~uint64_t{0});
   uint32_t num_events = s->num_events;
   if (num_events > 0 && s->events[num_events - 1].is_submit != 0) {

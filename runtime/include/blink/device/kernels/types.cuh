@@ -16,7 +16,7 @@ struct fp16 {
   uint16_t bits;
 };
 
-constexpr float kMinusInf = -__builtin_huge_valf();
+constexpr float kMinusInf = __builtin_bit_cast(float, 0xff800000u);
 constexpr float kLog2e = 1.4426950408889634f;
 
 __device__ __forceinline__ float to_float(float x) { return x; }
@@ -88,6 +88,8 @@ __device__ __forceinline__ void mma<fp16>(float (&c)[4], uint32_t a0, uint32_t a
       : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
+#pragma nv_diagnostic push
+#pragma nv_diag_suppress 550  // the unused accumulators
 /* The same with rows 8..15 of a zero: two accumulators a lane. */
 template <typename T>
 __device__ __forceinline__ void mma_half(float (&c)[2], uint32_t a0, uint32_t a2, uint32_t b0,
@@ -112,6 +114,8 @@ __device__ __forceinline__ void mma_half<fp16>(float (&c)[2], uint32_t a0, uint3
       : "+f"(c[0]), "+f"(c[1]), "=f"(unused2), "=f"(unused3)
       : "r"(a0), "r"(a2), "r"(b0), "r"(b1), "r"(0), "f"(0.0f));
 }
+
+#pragma nv_diagnostic pop
 
 __device__ __forceinline__ uint32_t shared_address(const void* p) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(p));
