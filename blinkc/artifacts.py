@@ -45,7 +45,7 @@ class WeightFiles:
         self._entries: dict[str, dict[str, Any]] = build.read_json(_PATHS_NAME)
 
     def add(self, path: Path) -> str:
-        """Return the SHA-256 of a file and remember its place; unchanged files are not read again."""
+        """Return a file's SHA-256 and remember its place; an unchanged file is not read again."""
         path = path.resolve()
         state = path.stat()
         for digest, entry in self._entries.items():
@@ -72,10 +72,10 @@ class WeightFiles:
         if _is_unchanged(last, entry):
             return last
         for candidate in (last, *(folder / last.name for folder in self._search)):
-            if candidate.is_file() and candidate.stat().st_size == entry["bytes"]:
-                if hash_file(candidate) == digest:
-                    self._remember(digest, candidate.resolve())
-                    return candidate.resolve()
+            is_alike = candidate.is_file() and candidate.stat().st_size == entry["bytes"]
+            if is_alike and hash_file(candidate) == digest:
+                self._remember(digest, candidate.resolve())
+                return candidate.resolve()
         raise BlinkError(
             f"the weights {last} are missing or have changed",
             hint="give their folder with --weights-from, or run blinkc compile again",

@@ -1,4 +1,4 @@
-"""Finds what MODEL names: a checkpoint folder, a GGUF or ONNX file, or a hub id -> `ModelSource`."""
+"""Finds what MODEL names: checkpoint folder, GGUF or ONNX file, hub id -> `ModelSource`."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def _hub_folder(model: str) -> Path | None:
 
 
 def _checkpoint_digest(folder: Path) -> str:
-    parts = [hash_file(folder / "config.json")]
+    parts: list[object] = [hash_file(folder / "config.json")]
     parts += [(path.name, _safetensors_header(path)) for path in _weight_files(folder)]
     generation = folder / "generation_config.json"
     parts += [hash_file(generation)] if generation.is_file() else []

@@ -1,4 +1,4 @@
-"""Says what the compiler is doing: a live line on a terminal, plain lines elsewhere; always on stderr."""
+"""Says what the compiler does, on stderr: a live line on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 

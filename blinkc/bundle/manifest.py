@@ -25,7 +25,16 @@ MAX_FILE_BYTES = 1 << 44
 MAX_TOKENS = 1 << 24
 MAX_VOCABULARY = 1 << 24
 
-DTYPE_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "int32": 4, "int64": 8, "uint8": 1, "int8": 1}
+DTYPE_BYTES = {
+    "fp32": 4,
+    "fp16": 2,
+    "bf16": 2,
+    "int32": 4,
+    "int64": 8,
+    "uint8": 1,
+    "int8": 1,
+    "bool": 1,
+}
 
 _PATH_PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,127}")
 
@@ -52,7 +61,7 @@ Positive = Annotated[int, Field(ge=1, le=MAX_TOKENS)]
 TokenId = Annotated[int, Field(ge=0, lt=MAX_VOCABULARY)]
 Axis = Annotated[int, Field(ge=0, le=1 << 40)]
 Shape = Annotated[tuple[Axis, ...], Field(max_length=8)]
-Dtype = Literal["fp32", "fp16", "bf16", "int32", "int64", "uint8", "int8"]
+Dtype = Literal["fp32", "fp16", "bf16", "int32", "int64", "uint8", "int8", "bool"]
 
 
 class _Strict(BaseModel):
@@ -79,8 +88,8 @@ class WeightPart(_Strict):
     """Bytes of a file that make up (part of) a weight.
 
     `shape` and `dtype` are as in the file. On reading, a 2-D part is transposed if `transpose`,
-    then cut to the range `rows` of its first axis, converted to the weight's dtype, and appended along
-    axis 0.
+    then cut to the range `rows` of its first axis, converted to the weight's dtype, and appended
+    along axis 0.
     """
 
     file: Name  # a path of `files`, or "external:<index>"

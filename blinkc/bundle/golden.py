@@ -1,0 +1,189 @@
+"""Runs a golden prompt on the CPU target: prompt ids -> greedy output ids, through a real ring.
+
+The host side of the ring (ABI: abi.h) in a few lines of Python: one request, no front end.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from blinkc import abi
+from blinkc.bundle.manifest import Limits
+from blinkc.bundle.reader import Bundle
+from blinkc.errors import BlinkError
+
+GOLDEN_TEXT = "The quick brown fox jumps over the lazy dog. The capital of France is"
+NUM_GOLDEN_TOKENS = 16
+_MASK64 = (1 << 64) - 1
+
+
+def run_golden(
+    bundle: Bundle,
+    prompt_token_ids: Sequence[int],
+    num_tokens: int,
+    *,
+    weights_from: Sequence[Path] = (),
+    timeout_s: float = 600.0,
+) -> list[int]:
+    """Return the first `num_tokens` greedy tokens after a prompt.
+
+    Raises:
+        BlinkError: the target does not load, fails the request, or does not finish in `timeout_s`.
+    """
+    from blink_runtime.cpu_target import CpuTarget
+
+    manifest = bundle.manifest
+    if manifest.target.library is None:
+        raise BlinkError(f"{bundle.path} is for {manifest.target.name}: it has no CPU library")
+    with bundle.weights(search=weights_from) as weights:
+        ring = PythonRing(manifest.limits)
+        try:
+            with CpuTarget(
+                library=bundle.file(manifest.target.library),
+                weights=weights.addresses,
+                ring_address=ring.address,
+                ring_bytes=ring.num_bytes,
+                num_kv_pages=manifest.limits.num_kv_pages + 1,
+            ) as target:
+                target.start()
+                try:
+                    return ring.complete(prompt_token_ids, num_tokens, timeout_s)
+                finally:
+                    ring.stop()
+        finally:
+            ring.close()
+
+
+class PythonRing:
+    """A ring in this process's memory, with its header filled in and one request's worth of use."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        layout = abi.ring_layout(
+            num_slots=limits.num_slots,
+            num_front_ends=limits.num_front_ends,
+            max_prompt_tokens=limits.max_prompt_tokens,
+            max_output_tokens=limits.max_output_tokens,
+            output_record_bytes=limits.output_record_bytes,
+            trace_capacity=limits.trace_capacity,
+        )
+        self.num_bytes = layout.ring_bytes
+        self._map = mmap.mmap(-1, layout.ring_bytes)  # zeroed, on a page boundary
+        self._bytes = (ctypes.c_char * layout.ring_bytes).from_buffer(self._map)
+        self.address = ctypes.addressof(self._bytes)
+        self._layout = layout
+        self._header = self._struct("blink_ring_header", 0)
+        values: dict[str, Any] = {
+            "abi_version": abi.constants()["BLINK_ABI_VERSION"],
+            "header_bytes": abi.size_of("blink_ring_header"),
+            **{name: getattr(limits, name) for name in _LIMITS_IN_HEADER},
+            **{name: getattr(layout, name) for name in layout.__slots__},
+        }
+        for name, value in values.items():
+            setattr(self._header, name, value)
+        self._header.magic = abi.constants()["BLINK_MAGIC"]
+
+    def _struct(self, name: str, offset: int) -> Any:
+        return abi.structs()[name].from_buffer(self._map, offset)
+
+    def complete(
+        self, prompt_token_ids: Sequence[int], num_tokens: int, timeout_s: float
+    ) -> list[int]:
+        """Submit a greedy request in slot 0 and return its tokens."""
+        constants = abi.constants()
+        self._write_request(prompt_token_ids, num_tokens)
+        front_end = self._struct("blink_front_end", self._layout.front_end_offset)
+        command = self._struct("blink_slot_command", self._layout.command_offset)
+        command.submit_number = 1
+        command.word = (1 << 32) | constants["BLINK_COMMAND_SUBMIT"]
+        front_end.submit_count = 1
+        status = self._struct("blink_slot_status", self._layout.status_offset)
+        deadline = time.monotonic() + timeout_s
+        final = (constants["BLINK_STATE_DECODE_COMPLETED"], constants["BLINK_STATE_FAILED"])
+        while True:
+            word = status.word
+            state = (word >> 24) & 0xFF
+            if word >> 32 == 1 and state in final:
+                break
+            if time.monotonic() > deadline:
+                raise BlinkError(f"the golden prompt did not finish within {timeout_s:.0f} s")
+            time.sleep(0.001)
+        if state == constants["BLINK_STATE_FAILED"]:
+            raise BlinkError(f"the golden prompt failed with error {status.error} (abi.h)")
+        count = word & constants["BLINK_MAX_NUM_GENERATED"]
+        record = self._limits.output_record_bytes // 4
+        area = (ctypes.c_uint32 * (count * record)).from_buffer(
+            self._map, self._layout.output_offset
+        )
+        return [area[number * record] for number in range(count)]
+
+    def _write_request(self, prompt_token_ids: Sequence[int], num_tokens: int) -> None:
+        front_end = self._struct("blink_front_end", self._layout.front_end_offset)
+        front_end.epoch = 1
+        front_end.heartbeat = 1
+        count = len(prompt_token_ids)
+        prompt = (ctypes.c_uint32 * count).from_buffer(self._map, self._layout.prompt_offset)
+        prompt[:] = list(prompt_token_ids)
+        request = self._struct("blink_slot_request", self._layout.request_offset)
+        request.sequence = request.epoch = request.submit_number = request.seed = 1
+        request.num_prompt_tokens = count
+        request.max_output_tokens = num_tokens
+        request.flags = abi.constants()["BLINK_REQUEST_IGNORE_EOS"]
+        request.top_p = request.repetition_penalty = 1.0
+        skip = abi.offset_of("blink_slot_request", "sequence")
+        size = abi.size_of("blink_slot_request") - skip
+        offset = self._layout.request_offset + skip
+        words = list((ctypes.c_uint32 * (size // 4)).from_buffer_copy(self._map, offset))
+        request.checksum = payload_checksum([*words, *prompt_token_ids])
+
+    def stop(self) -> None:
+        """Tell the scheduler to return."""
+        self._header.stop = 1
+
+    def close(self) -> None:
+        """Free the ring; the target must have been closed."""
+        del self._header
+        del self._bytes
+
+
+_LIMITS_IN_HEADER = (
+    "num_slots", "num_front_ends", "max_prompt_tokens", "max_output_tokens", "output_record_bytes",
+    "max_seqlen", "max_batch", "vocab_size", "page_size_tokens", "num_kv_pages", "trace_capacity",
+    "sampler_features",
+)  # fmt: skip
+
+
+def payload_checksum(words: Sequence[int]) -> int:
+    """Return `blink::request_checksum` over 32-bit words: a sum of splitmix64 finalizers."""
+    total = 0
+    for index, word in enumerate(words):
+        x = (index << 32) | word
+        x ^= x >> 30
+        x = x * 0xBF58476D1CE4E5B9 & _MASK64
+        x ^= x >> 27
+        x = x * 0x94D049BB133111EB & _MASK64
+        total += x ^ (x >> 31)
+    return total & _MASK64
+
+
+def golden_prompt(tokenizer_json: Path | None, limits: Limits) -> list[int]:
+    """Return the prompt's ids: a sentence where the tokenizers library is here, else small ids."""
+    longest = max(min(32, limits.max_seqlen - 1), 1)
+    ids = _tokenize(tokenizer_json) if tokenizer_json is not None else []
+    if not ids:
+        ids = [1 + number * 7 % max(limits.vocab_size - 1, 1) for number in range(8)]
+    return [token % limits.vocab_size for token in ids[:longest]]
+
+
+def _tokenize(tokenizer_json: Path) -> list[int]:
+    try:
+        from tokenizers import Tokenizer
+    except ImportError:
+        return []
+    encoding = Tokenizer.from_file(str(tokenizer_json)).encode(GOLDEN_TEXT)
+    return [int(token) for token in encoding.ids]

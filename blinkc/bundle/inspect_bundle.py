@@ -1,0 +1,59 @@
+"""Describes a bundle for people: `Bundle` -> text."""
+
+from __future__ import annotations
+
+from blinkc.bundle.reader import Bundle
+
+MIB = 1 << 20
+
+
+def inspect_text(bundle: Bundle) -> str:
+    """Return what is in a bundle, a fact a line."""
+    manifest = bundle.manifest
+    limits, plan, target = manifest.limits, manifest.plan, manifest.target
+    golden = manifest.golden
+    embedded = sum(f.bytes for f in manifest.files)
+    external = sum(f.bytes for f in manifest.external_files)
+    device = target.architecture or f"{target.machine} {target.march}".strip()
+    tokenizer = manifest.tokenizer
+    kind = "compiled" if tokenizer.compiled else "tokenizers library"
+    rows = [
+        ("model", f"{manifest.model_name} ({manifest.architecture}, {manifest.dtype})"),
+        ("target", f"{target.name} ({device}), engine {target.engine}"),
+        (
+            "limits",
+            f"{limits.max_batch} lanes, {limits.max_seqlen} tokens a request, "
+            f"{limits.max_prefill_tokens} new tokens a prefill step, {limits.num_slots} slots",
+        ),
+        (
+            "graphs",
+            f"{plan.num_prefill_keys} prefill and {plan.num_decode_keys} decode keys, "
+            f"{plan.graph_bytes / MIB:.1f} MiB",
+        ),
+        (
+            "memory",
+            f"weights {plan.weight_bytes / MIB:.1f} MiB, KV cache {plan.kv_bytes / MIB:.1f} MiB "
+            f"({limits.num_kv_pages} pages of {limits.page_size_tokens} tokens), ring "
+            f"{plan.ring_bytes / MIB:.1f} MiB, scratch {plan.arena_bytes / MIB:.1f} MiB",
+        ),
+        (
+            "weights",
+            f"{len(manifest.weights)} tensors, "
+            + (f"{external / MIB:.1f} MiB referenced" if external else "embedded"),
+        ),
+        ("tokenizer", kind if tokenizer.tokenizer_json else "none"),
+        ("template", "yes" if tokenizer.chat_template else "none"),
+        ("eos ids", ", ".join(map(str, tokenizer.eos_token_ids)) or "none"),
+        (
+            "golden",
+            f"{len(golden.prompt_token_ids)} -> {len(golden.output_token_ids)} tokens"
+            + (f", checked against {golden.checked_against}" if golden.checked_against else "")
+            if golden
+            else "none",
+        ),
+        ("files", f"{len(manifest.files)}, {embedded / MIB:.1f} MiB"),
+        ("made with", ", ".join(f"{name} {version}" for name, version in manifest.tools.items())),
+        ("rebuild", manifest.rebuild),
+    ]
+    rows += [("note", note) for note in manifest.notes]
+    return "\n".join(f"{name:<10} {text}" for name, text in rows)

@@ -1,0 +1,270 @@
+"""Writes a bundle: a finished BUILD -> a folder or archive that is whole or not there."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import tarfile
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from blinkc import abi, stages
+from blinkc.artifacts import WeightFiles, load_segmented
+from blinkc.build_folder import BuildFolder, hash_file, replace_folder
+from blinkc.bundle.golden import NUM_GOLDEN_TOKENS, golden_prompt, run_golden
+from blinkc.bundle.manifest import (
+    MANIFEST_NAME,
+    ExternalFile,
+    FileEntry,
+    Golden,
+    Limits,
+    Manifest,
+    PlanSummary,
+    Target,
+    WeightEntry,
+    manifest_to_bytes,
+)
+from blinkc.bundle.reader import open_bundle
+from blinkc.bundle.tokenizer_files import write_tokenizer
+from blinkc.bundle.write_weights import WEIGHTS_NAME, embed_weights, reference_weights
+from blinkc.config import STAGES
+from blinkc.errors import BlinkError
+from blinkc.progress import Progress
+from blinkc.provenance import all_tool_versions
+
+if TYPE_CHECKING:
+    from blinkc.capture.plan import CapturePlan
+    from blinkc.surgery.segments import SegmentedModel
+
+CPU_MARCH = {"x86_64": "x86-64-v3", "aarch64": "armv8.2-a"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BundleConfig:
+    """What the user asked `blinkc bundle` for."""
+
+    build: Path
+    output: Path
+    archive: bool = False
+    embed_weights: bool = True
+    weights_from: Sequence[Path] = ()
+    model_name: str | None = None
+    golden: bool = True
+
+
+def write_bundle(config: BundleConfig, progress: Progress) -> Manifest:
+    """Write the bundle and return its manifest.
+
+    Everything is written and checked in a folder beside the output, which is renamed at the end.
+
+    Raises:
+        BlinkError: the build is not finished, weights are missing, the output is something else, or
+            the golden prompt fails.
+    """
+    _check_output(config.output, config.archive)
+    with (
+        BuildFolder(config.build, create=False) as build,
+        _staging(config.output) as staging,
+    ):
+        _check_stages(build)
+        folder = staging / "bundle"
+        folder.mkdir()
+        manifest = _write_content(config, build, folder, progress)
+        if config.archive:
+            with progress.step("archive", f"writing {config.output.name}"):
+                _write_archive(folder, manifest, staging / "archive")
+                os.replace(staging / "archive", config.output)
+        else:
+            replace_folder(folder, config.output)
+    return manifest
+
+
+def _write_content(
+    config: BundleConfig, build: BuildFolder, folder: Path, progress: Progress
+) -> Manifest:
+    files = WeightFiles(build, config.weights_from)
+    segmented = load_segmented(build.stage_folder("segment"), files)
+    spec = segmented.spec
+    plan = stages.load_plan(build)
+    facts = build.read_json("build.json")
+    _copy_code(build, folder)
+    tokenizer = write_tokenizer(
+        build.stage_folder("read") / "tokenizer",
+        folder,
+        spec_bos_id=spec.bos_token_id,
+        spec_eos_ids=spec.eos_token_ids,
+        note=progress.note,
+    )
+    with progress.step("weights", "writing" if config.embed_weights else "referring to"):
+        weights, external = _write_weights(config, segmented, folder, progress)
+    limits = limits_from_plan(plan)
+    manifest = Manifest.model_validate(
+        {
+            "schema_version": 1,
+            "abi_version": abi.constants()["BLINK_ABI_VERSION"],
+            "model_name": config.model_name or spec.name,
+            "architecture": spec.architecture,
+            "dtype": spec.dtype,
+            "target": _target(facts, folder),
+            "limits": limits,
+            "plan": _summary(plan),
+            "tokenizer": tokenizer,
+            "notes": spec.notes,
+            "tools": _tools(build),
+            "rebuild": facts["rebuild"],
+            "files": _list_files(folder),
+            "external_files": external,
+            "weights": weights,
+        }
+    )
+    (folder / MANIFEST_NAME).write_bytes(manifest_to_bytes(manifest))
+    golden = _golden(config, manifest, folder, progress)
+    manifest = Manifest.model_validate({**dict(manifest), "golden": golden})
+    (folder / MANIFEST_NAME).write_bytes(manifest_to_bytes(manifest))
+    return manifest
+
+
+def _golden(
+    config: BundleConfig, manifest: Manifest, folder: Path, progress: Progress
+) -> Golden | None:
+    """Compute the golden tokens on the target itself; a GPU's come at the first load."""
+    tokenizer = manifest.tokenizer
+    path = folder / tokenizer.tokenizer_json if tokenizer.tokenizer_json else None
+    prompt = golden_prompt(path, manifest.limits)
+    output: list[int] = []
+    if config.golden and manifest.target.name == "cpu":
+        count = max(min(NUM_GOLDEN_TOKENS, manifest.limits.max_seqlen - len(prompt)), 1)
+        with (
+            progress.step("golden", "running the golden prompt"),
+            open_bundle(folder, check_hashes=False) as bundle,
+        ):
+            output = run_golden(bundle, prompt, count, weights_from=config.weights_from)
+    return Golden(
+        prompt_token_ids=tuple(prompt),
+        output_token_ids=tuple(output),
+        made_by="the cpu target" if output else "",
+    )
+
+
+def _write_weights(
+    config: BundleConfig, segmented: SegmentedModel, folder: Path, progress: Progress
+) -> tuple[tuple[WeightEntry, ...], tuple[ExternalFile, ...]]:
+    weights = list(segmented.weights.values())
+    path = folder / WEIGHTS_NAME
+    if config.embed_weights:
+        return embed_weights(weights, path, progress.update), ()
+    return reference_weights(weights, path, progress.update)
+
+
+def limits_from_plan(plan: CapturePlan) -> Limits:
+    """Return the manifest's limits for a plan."""
+    return Limits.model_validate({name: getattr(plan, name) for name in Limits.model_fields})
+
+
+def _summary(plan: CapturePlan) -> PlanSummary:
+    num_prefill = sum(1 for key in plan.keys if key.kind == "prefill")
+    return PlanSummary(
+        plan="plan.json",
+        num_prefill_keys=num_prefill,
+        num_decode_keys=len(plan.keys) - num_prefill,
+        ring_bytes=plan.memory.ring_bytes,
+        kv_bytes=plan.memory.kv_bytes,
+        weight_bytes=plan.memory.weight_bytes,
+        arena_bytes=plan.memory.arena_bytes,
+        graph_bytes=plan.memory.graph_bytes,
+    )
+
+
+def _target(facts: dict[str, Any], folder: Path) -> Target:
+    machine = platform.machine()
+    is_cpu = facts["target"] == "cpu"
+    cubins = {file.stem: str(file.relative_to(folder)) for file in folder.glob("code/*.cubin")}
+    builds = {} if is_cpu else {"architecture": facts["architecture"]}
+    return Target.model_validate(
+        {
+            "name": facts["target"],
+            "machine": machine,
+            "march": CPU_MARCH.get(machine, "") if is_cpu else "",
+            "architecture": facts["architecture"],
+            "library": "code/target.so" if is_cpu else None,
+            "engine": facts["engine"],
+            "cubins": cubins,
+            "builds": builds,
+        }
+    )
+
+
+def _copy_code(build: BuildFolder, folder: Path) -> None:
+    shutil.copyfile(build.stage_folder("capture") / "plan.json", folder / "plan.json")
+    code = folder / "code"
+    code.mkdir()
+    source = build.stage_folder("codegen")
+    for file in sorted(source.iterdir()):
+        if file.is_file() and file.name != "stage.json":
+            shutil.copyfile(file, code / file.name)
+
+
+def _tools(build: BuildFolder) -> dict[str, str]:
+    tools = all_tool_versions()
+    for stage in STAGES:
+        record = build.record(stage)
+        tools.update(record.tools if record else {})
+    return dict(sorted(tools.items()))
+
+
+def _list_files(folder: Path) -> tuple[FileEntry, ...]:
+    return tuple(
+        FileEntry(
+            path=path.relative_to(folder).as_posix(),
+            bytes=path.stat().st_size,
+            sha256=hash_file(path),
+        )
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path.name != MANIFEST_NAME
+    )
+
+
+def _check_stages(build: BuildFolder) -> None:
+    for stage in STAGES:
+        if build.record(stage) is None:
+            raise BlinkError(
+                f"{build.path} is not finished: stage {stage} is missing or damaged",
+                hint="run blinkc compile again with the same options; it goes on from there",
+            )
+
+
+def _check_output(output: Path, archive: bool) -> None:
+    if not output.exists():
+        return
+    is_ours = output.is_file() if archive else (output / MANIFEST_NAME).is_file()
+    is_empty = output.is_dir() and not archive and not any(output.iterdir())
+    if not is_ours and not is_empty:
+        raise BlinkError(f"{output} exists and is not a bundle", hint="choose another place for -o")
+
+
+@contextmanager
+def _staging(output: Path) -> Iterator[Path]:
+    """Give a folder beside the output, on the same file system; it is removed at the end."""
+    output.parent.mkdir(parents=True, exist_ok=True)
+    staging = Path(tempfile.mkdtemp(prefix=f".{output.name}-", dir=output.parent))
+    try:
+        yield staging
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+def _write_archive(folder: Path, manifest: Manifest, path: Path) -> None:
+    """Write a plain tar: the manifest first, the weights last, no times or owners."""
+    names = sorted((f.path for f in manifest.files), key=lambda name: (name == WEIGHTS_NAME, name))
+    with tarfile.open(path, "w", format=tarfile.GNU_FORMAT) as archive:
+        for name in [MANIFEST_NAME, *names]:
+            info = tarfile.TarInfo(name)
+            info.size = (folder / name).stat().st_size
+            info.mode = 0o644
+            with (folder / name).open("rb") as file:
+                archive.addfile(info, file)

@@ -1,0 +1,123 @@
+"""The compiler's stages in order: model -> segments -> engines -> capture plan -> code, in BUILD.
+
+A stage runs again only when what it follows from has changed: its options, the artifact before it,
+the tools it uses, or the compiler's own source.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from blinkc import stages
+from blinkc.artifacts import WeightFiles
+from blinkc.build_folder import FORMAT_VERSION, BuildFolder, digest_of
+from blinkc.config import STAGES, CompileConfig
+from blinkc.progress import Progress
+from blinkc.provenance import source_digest, tool_versions
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StageOutcome:
+    """What became of a stage: `cached` means that its artifact was current."""
+
+    stage: str
+    cached: bool
+    digest: str
+
+
+def compile_model(
+    config: CompileConfig,
+    build_path: Path,
+    *,
+    weights_from: Iterable[Path] = (),
+    progress: Progress | None = None,
+) -> list[StageOutcome]:
+    """Run the stages up to `config.until`, each at most once for the same inputs.
+
+    Raises:
+        BlinkError: a stage cannot go on and says what it needs. Stages before it are kept.
+    """
+    progress = progress or Progress(quiet=True)
+    with BuildFolder(build_path) as build:
+        run = _Run(config, build, WeightFiles(build, weights_from), progress)
+        build.write_json("build.json", stages.build_facts(config, FORMAT_VERSION))
+        run.stage(
+            "read",
+            "reading the model",
+            options=stages.read_options(config),
+            make=lambda folder: stages.read_model(config, folder, run.files),
+        )
+        run.stage(
+            "segment",
+            "cutting it into segments",
+            options={},
+            make=lambda folder: stages.segment_model(build, folder, run.files),
+        )
+        run.stage(
+            "engine",
+            f"building {config.resolved_engine} engines",
+            options=stages.engine_options(config),
+            make=lambda folder: stages.build_engines(config, build, folder, run.files),
+        )
+        run.stage(
+            "capture",
+            "planning graphs and memory",
+            options=stages.capture_options(config),
+            make=lambda folder: stages.plan_graphs(config, build, folder, run.files),
+        )
+        run.stage(
+            "codegen",
+            f"rendering and compiling for {config.architecture or 'cpu'}",
+            options=stages.codegen_options(config),
+            make=lambda folder: stages.generate_code(config, build, folder, run.files),
+        )
+        if config.check:
+            with progress.step("check", "comparing segments with onnxruntime"):
+                stages.check_segments(config, build, run.files)
+        return run.outcomes
+
+
+class _Run:
+    """One pass over the stages; knows whether `--until` has been reached."""
+
+    def __init__(
+        self, config: CompileConfig, build: BuildFolder, files: WeightFiles, progress: Progress
+    ) -> None:
+        self.files = files
+        self.outcomes: list[StageOutcome] = []
+        self._config = config
+        self._build = build
+        self._progress = progress
+        self._previous = ""
+
+    def stage(self, name: str, text: str, *, options: object, make: Callable[[Path], None]) -> None:
+        """Run a stage unless its artifact is current or it lies past `--until`."""
+        number = STAGES.index(name)
+        if number > STAGES.index(self._config.until):
+            return
+        record = self._build.record(name)
+        # A tool that this machine lacks cannot have changed the artifact since it was made.
+        tools = {**(record.tools if record else {}), **tool_versions(stages.TOOLS[name])}
+        inputs = digest_of(
+            FORMAT_VERSION, name, options, source_digest(name), self._previous, tools
+        )
+        cached = record is not None and record.inputs_digest == inputs
+        if cached:
+            self._progress.note(f"{name:<8} unchanged")
+        else:
+            with (
+                self._progress.step(name, text),
+                self._build.write_stage(name, inputs_digest=inputs, tools=tools) as folder,
+            ):
+                make(folder)
+            record = self._build.record(name)
+        assert record is not None, "a stage that was just written has a record"
+        self._previous = record.outputs_digest
+        self.outcomes.append(StageOutcome(stage=name, cached=cached, digest=record.outputs_digest))
+        if self._config.debug_dir is not None:
+            place = self._config.debug_dir / f"{number + 1}_{name}"
+            shutil.rmtree(place, ignore_errors=True)
+            shutil.copytree(self._build.stage_folder(name), place)

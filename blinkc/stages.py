@@ -1,0 +1,197 @@
+"""What each stage does: config and earlier artifacts in, files in its folder out.
+
+torch, onnx and the engines' tools are imported inside the stage that needs them.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import shutil
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from blinkc.artifacts import (
+    WeightFiles,
+    load_graph,
+    load_segmented,
+    save_graph,
+    save_segmented,
+)
+from blinkc.build_folder import BuildFolder, hash_file
+from blinkc.capture.plan import CapturePlan, plan_from_json, plan_to_json
+from blinkc.capture.plan_capture import plan_capture
+from blinkc.config import CompileConfig
+from blinkc.errors import BlinkError
+from blinkc.model_source import ModelSource, find_model
+
+# Distributions (and "c++") whose version decides what a stage writes.
+TOOLS: dict[str, tuple[str, ...]] = {
+    "read": ("torch", "transformers", "onnx", "onnxscript", "onnx-ir"),
+    "segment": ("onnx", "onnx-graphsurgeon"),
+    "engine": ("onnx", "numpy"),
+    "capture": (),
+    "codegen": ("jinja2", "c++"),
+}
+
+
+def build_facts(config: CompileConfig, format_version: int) -> dict[str, Any]:
+    """Return what `blinkc bundle` needs to know about a build besides the artifacts."""
+    return {
+        "format": format_version,
+        "model": Path(config.model).name or config.model,
+        "target": config.target,
+        "architecture": config.architecture,
+        "engine": config.resolved_engine,
+        "dtype": config.resolved_dtype,
+        "rebuild": rebuild_command(config),
+    }
+
+
+def rebuild_command(config: CompileConfig) -> str:
+    """Return the command that makes the build again, for messages about bundles that do not fit."""
+    capture = config.capture
+    words = ["blinkc compile", Path(config.model).name or config.model, "--target", config.target]
+    words += ["--shapes", capture.shapes] if capture.shapes != "auto" else []
+    for name in ("max_batch", "max_seqlen", "max_prefill_tokens", "num_slots", "num_kv_pages"):
+        value = getattr(capture, name)
+        words += [f"--{name.replace('_', '-')}", str(value)] if value is not None else []
+    words += ["--dtype", config.dtype] if config.dtype else []
+    words += ["--engine", config.engine] if config.engine != "auto" else []
+    return " ".join([*words, "-o BUILD && blinkc bundle BUILD -o BUNDLE"])
+
+
+def read_options(config: CompileConfig) -> dict[str, Any]:
+    """Return what the read stage depends on: the model's facts and headers, never weight values."""
+    source = find_model(config.model)
+    return {
+        "model": source.digest,
+        "tokenizer": [hash_file(path) for path in source.tokenizer_files(config.tokenizer)],
+        "dtype": config.resolved_dtype,
+        "rope_seqlen": config.rope_seqlen,
+        "seed": config.random_weights_seed,
+    }
+
+
+def read_model(config: CompileConfig, folder: Path, files: WeightFiles) -> None:
+    """Read the model into one decoder graph; keep the tokenizer's files beside it."""
+    source = find_model(config.model)
+    graph = _decoder_graph(config, source)
+    save_graph(graph, folder, files)
+    tokenizer = folder / "tokenizer"
+    tokenizer.mkdir()
+    for path in source.tokenizer_files(config.tokenizer):
+        shutil.copyfile(path, tokenizer / path.name)
+
+
+def _decoder_graph(config: CompileConfig, source: ModelSource) -> Any:
+    if source.is_onnx:
+        if config.random_weights_seed is not None:
+            raise BlinkError("--random-weights is for checkpoints; an ONNX file brings its own")
+        from blinkc.frontend.onnx_decoder import decoder_graph_from_onnx
+
+        return decoder_graph_from_onnx(source.path, dtype=config.resolved_dtype)
+    from blinkc.frontend.hf import decoder_graph_from_hf
+
+    return decoder_graph_from_hf(
+        source.reference,
+        dtype=config.resolved_dtype,
+        max_seqlen=config.rope_seqlen,
+        random_weights_seed=config.random_weights_seed,
+    )
+
+
+def segment_model(build: BuildFolder, folder: Path, files: WeightFiles) -> None:
+    """Cut the graph into few distinct segments."""
+    from blinkc.surgery.segment_decoder import segment_decoder
+
+    graph = load_graph(build.stage_folder("read"), files)
+    save_segmented(segment_decoder(graph), folder, files)
+
+
+def engine_options(config: CompileConfig) -> dict[str, Any]:
+    """Return what engines depend on besides the segments."""
+    return {"engine": config.resolved_engine, "architecture": config.architecture}
+
+
+def build_engines(
+    config: CompileConfig, build: BuildFolder, folder: Path, files: WeightFiles
+) -> None:
+    """Lower each distinct segment for its engine, so that what cannot work is said here."""
+    from blinkc.engine.lower_segment import lower_segment
+
+    if config.resolved_engine not in ("cpu", "cuda"):
+        raise BlinkError(
+            f"--engine {config.resolved_engine} builds on the machine with the GPU, not here",
+            hint="use --engine cuda",
+        )
+    segmented = load_segmented(build.stage_folder("segment"), files)
+    engines = []
+    for segment in segmented.segments:
+        program = lower_segment(segment)
+        engines.append(
+            {
+                "segment": segment.name,
+                "digest": segment.digest,
+                "engine": config.resolved_engine,
+                "num_kernels": len(program.kernels),
+            }
+        )
+    (folder / "engines.json").write_text(json.dumps({"engines": engines}, indent=1))
+
+
+def capture_options(config: CompileConfig) -> dict[str, Any]:
+    """Return what the capture plan depends on besides model and engines."""
+    return asdict(config.capture)
+
+
+def plan_graphs(
+    config: CompileConfig, build: BuildFolder, folder: Path, files: WeightFiles
+) -> None:
+    """Plan keys, tables, arena and memory."""
+    segmented = load_segmented(build.stage_folder("segment"), files)
+    engines = json.loads((build.stage_folder("engine") / "engines.json").read_text())["engines"]
+    kernels = [engine["num_kernels"] for engine in engines]
+    nodes = sum(2 if hasattr(c, "op") else kernels[c.segment] for c in segmented.calls)
+    plan = plan_capture(segmented, config.capture, nodes_per_step=nodes)
+    (folder / "plan.json").write_text(json.dumps(plan_to_json(plan), indent=1))
+
+
+def load_plan(build: BuildFolder) -> CapturePlan:
+    """Read the capture stage's plan."""
+    text = (build.stage_folder("capture") / "plan.json").read_text(encoding="utf-8")
+    return plan_from_json(json.loads(text))
+
+
+def codegen_options(config: CompileConfig) -> dict[str, Any]:
+    """Return what the generated code depends on besides model and plan."""
+    return {"architecture": config.architecture, "machine": platform.machine()}
+
+
+def generate_code(
+    config: CompileConfig, build: BuildFolder, folder: Path, files: WeightFiles
+) -> None:
+    """Render the scheduler and the model's code and compile both; sources stay beside binaries."""
+    from blinkc.codegen.render_scheduler import render_scheduler
+
+    plan = load_plan(build)
+    sources = render_scheduler(plan, config.target)
+    if config.on_gpu:
+        from blinkc.codegen.compile_cuda import compile_cuda
+
+        (folder / "scheduler.cubin").write_bytes(compile_cuda(sources, config.architecture))
+    else:
+        from blinkc.codegen.compile_cpu import compile_cpu
+        from blinkc.engine.cpu import render_cpu_model
+
+        segmented = load_segmented(build.stage_folder("segment"), files)
+        sources["segments.cpp"] = render_cpu_model(segmented, plan)
+        compile_cpu(sources, out=folder / "target.so")
+    for name, text in sources.items():
+        (folder / name).write_text(text, encoding="utf-8")
+
+
+def check_segments(config: CompileConfig, build: BuildFolder, files: WeightFiles) -> None:
+    """Compare the segments with onnxruntime on random inputs."""
+    raise BlinkError("--check is not there yet")
