@@ -1,0 +1,33 @@
+"""Which instances of the streaming product (gemv.cuh) every CUDA model gets; read by compiler and loader."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GemvInstance:
+    """Template arguments of one instance.
+
+    A block's `warps` split K; `depth` steps are in flight; a work item is `tiles` times 8 weight rows by
+    `row_tiles` times 8 activation rows. `input_shared`: the activations stay in shared memory.
+    """
+
+    name: str
+    tiles: int
+    row_tiles: int
+    input_shared: bool
+    warps: int
+    depth: int
+
+    @property
+    def max_rows(self) -> int:
+        """Return the most activation rows it takes."""
+        return 8 * self.row_tiles
+
+
+GEMV_INSTANCES = (
+    GemvInstance(name="gemv_resident", tiles=1, row_tiles=1, input_shared=True, warps=16, depth=12),
+    GemvInstance(name="gemv_8", tiles=1, row_tiles=1, input_shared=False, warps=16, depth=6),
+    GemvInstance(name="gemv_16", tiles=2, row_tiles=2, input_shared=False, warps=16, depth=4),
+)
