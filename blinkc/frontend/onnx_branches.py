@@ -1,0 +1,89 @@
+"""Decide `If` nodes at compile time: a condition on lengths is fixed for the longest sequence.
+
+Exports switch between rotary tables by length (`max_seqlen > original`), and optimum's merged decoders between
+"with past" and "without": the branch taken is copied in place.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from blinkc.errors import BlinkError
+from blinkc.frontend.onnx_model import OnnxModel, attribute_values, describe_node
+from blinkc.frontend.onnx_probe import Probe
+
+if TYPE_CHECKING:
+    import onnx
+
+_MAX_BRANCHES = 64
+
+
+def inline_branches(model: OnnxModel, limit: int) -> None:
+    """Replace every `If` of the top graph; conditions that depend on data are refused."""
+    for _ in range(_MAX_BRANCHES):
+        node = next((node for node in model.nodes if node.op_type == "If"), None)
+        if node is None:
+            return
+        _inline(model, node, _decide(model, node, limit))
+    raise BlinkError(f"{model.path}: more than {_MAX_BRANCHES} If nodes")
+
+
+def _decide(model: OnnxModel, node: onnx.NodeProto, limit: int) -> bool:
+    """Evaluate the condition at a short and at the longest length; the longest counts."""
+    before = model.nodes[: model.nodes.index(node)]
+    partial = OnnxModel(
+        path=model.path,
+        opset=model.opset,
+        nodes=before,
+        initializers=model.initializers,
+        inputs=model.inputs,
+        output_names=[],
+        input_ids=model.input_ids,
+        attention_mask=model.attention_mask,
+        position_ids=model.position_ids,
+        past=model.past,
+        fixed=model.fixed,
+    )
+    partial.index()
+    values = []
+    for seq, past in ((7, 0), (3, limit - 3)):
+        value = Probe(partial, seq=seq, past=past).value(node.input[0])
+        if value is None or value.size != 1:
+            raise BlinkError(
+                f"{model.path}: {describe_node(node)}: its condition depends on data",
+                hint="export the model without data-dependent branches",
+            )
+        values.append(bool(value.ravel()[0]))
+    if values[0] != values[1]:
+        model.notes.append(
+            f"{node.name or node.output[0]}: fixed to its branch for sequences of {limit} tokens"
+        )
+    return values[1]
+
+
+def _inline(model: OnnxModel, node: onnx.NodeProto, taken: bool) -> None:
+    import onnx
+
+    branch = attribute_values(node)["then_branch" if taken else "else_branch"]
+    assert isinstance(branch, onnx.GraphProto)
+    for tensor in branch.initializer:
+        model.initializers[tensor.name] = tensor
+    renamed = dict(zip((o.name for o in branch.output), node.output, strict=True))
+    copies = []
+    for inner in branch.node:
+        copy = onnx.NodeProto()
+        copy.CopyFrom(inner)
+        copies.append(copy)
+    produced = {name for inner in copies for name in inner.output}
+    aliases = []
+    for inner_name, outer_name in renamed.items():
+        if inner_name not in produced:  # the branch hands on an initializer or an outer tensor
+            aliases.append(onnx.helper.make_node("Identity", [inner_name], [outer_name]))
+    for copy in copies:
+        for names in (copy.input, copy.output):
+            for index, name in enumerate(names):
+                if name in renamed and renamed[name] and name in produced:
+                    names[index] = renamed[name]
+    at = model.nodes.index(node)
+    model.nodes[at : at + 1] = [*copies, *aliases]
+    model.index()
