@@ -1,4 +1,4 @@
-"""What `blinkc plan` says before any work: config -> facts, graph keys, memory sums, engines, time."""
+"""What `blinkc plan` says before any work: config -> graph keys, memory sums, engines, time."""
 
 from __future__ import annotations
 

@@ -243,7 +243,7 @@ def _open_archive(path: Path) -> Bundle:
                 )
     except (tarfile.TarError, ValueError, EOFError, OSError) as error:
         raise BlinkError(f"{path} is not a bundle: {error}", hint=COPY_AGAIN) from None
-    span = members.pop(MANIFEST_NAME, None)
+    span = members.get(MANIFEST_NAME)
     if span is None:
         raise BlinkError(f"{path} is not a bundle: it has no {MANIFEST_NAME}", hint=COPY_AGAIN)
     with path.open("rb") as file:
@@ -315,17 +315,20 @@ def extract_archive(bundle: Bundle, folder: Path) -> None:
     """Take a whole archive out into a new folder.
 
     Raises:
-        BlinkError: `folder` exists.
+        BlinkError: `folder` exists, or the bundle is no archive.
     """
+    if not bundle.is_archive:
+        raise BlinkError(f"{bundle.path} is a folder already")
     if folder.exists():
         raise BlinkError(f"{folder} exists already", hint="choose another folder")
     folder.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
-        for path, span in bundle._spans.items():
+        for path in (MANIFEST_NAME, *(entry.path for entry in bundle.manifest.files)):
             target = temporary / path
             target.parent.mkdir(parents=True, exist_ok=True)
-            _copy_span(span, target)
+            _copy_span(bundle._spans[path], target)
+        temporary.chmod(0o755)
         os.replace(temporary, folder)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)

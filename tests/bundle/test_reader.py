@@ -1,4 +1,4 @@
-"""Damaged, hostile and misplaced bundles: each refused with a clear error, before anything is loaded."""
+"""Damaged, hostile, misplaced bundles: refused with a clear error before anything is loaded."""
 
 from __future__ import annotations
 
