@@ -71,7 +71,9 @@ def read_part(part: WeightPart) -> np.ndarray:
     elif part.source == "random":
         array = _make_random(part)
     elif part.source == "onnx":
-        array = _read_onnx(part)
+        from blinkc.frontend.onnx_weights import read_onnx_part
+
+        array = read_onnx_part(part)
     else:
         raise BlinkError(f"weight part {part.key} has unknown source `{part.source}`")
     if part.transpose:
@@ -147,18 +149,3 @@ def _make_random(part: WeightPart) -> np.ndarray:
     if len(part.shape) == 1 and "bias" not in part.key.rsplit(".", 1)[-1]:
         values += np.float32(1.0)
     return values.astype(NUMPY_DTYPES[part.dtype])
-
-
-def _read_onnx(part: WeightPart) -> np.ndarray:
-    """Read raw data of an ONNX external-data file: `key` is "offset:length", or a tensor's own bytes."""
-    if part.inline is not None:
-        return np.frombuffer(part.inline, dtype=NUMPY_DTYPES[part.dtype]).reshape(part.shape)
-    assert part.path is not None
-    try:
-        offset, length = (int(number) for number in part.key.rsplit("#", 1)[-1].split(":"))
-    except ValueError as error:
-        raise BlinkError(f"weight part {part.key} of {part.path} has no `#offset:length`") from error
-    if offset + length > part.path.stat().st_size:
-        raise BlinkError(f"{part.path} ends before weight part {part.key}")
-    data = memoryview(_mapped(part.path))[offset : offset + length]
-    return np.frombuffer(data, dtype=NUMPY_DTYPES[part.dtype]).reshape(part.shape)
