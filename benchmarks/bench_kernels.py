@@ -1,0 +1,265 @@
+"""Times the CUDA kernels alone, in captured graphs: sizes of Llama-3-8B and Qwen3-30B-A3B -> a table.
+
+Run on the GPU machine: `python3 benchmarks/bench_kernels.py [gemv] [attention] [sample] [experts]`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "runtime")]
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from blink_runtime.cuda_driver import Launch
+
+from blinkc.engine.cuda_instances import GEMV_INSTANCES, GemvInstance
+from blinkc.engine.cuda_source import CudaNeeds, render_cuda_source
+
+TUNING = tuple(
+    GemvInstance(
+        name=f"tune_t{t}_r{r}_{'s' if s else 'x'}_w{w}_d{d}", tiles=t, row_tiles=r, input_shared=s, warps=w,
+        depth=d,
+    )
+    for t, r, s, w, d in (
+        (1, 1, True, 16, 8), (1, 1, True, 16, 16), (1, 1, True, 8, 16), (1, 1, True, 8, 24),
+        (2, 1, True, 8, 12), (2, 1, True, 16, 6), (2, 1, True, 16, 10),
+        (1, 1, False, 16, 8), (2, 1, False, 16, 6), (2, 1, False, 8, 8), (1, 2, False, 16, 5), (2, 2, False, 16, 5), (2, 2, False, 8, 8),
+    )
+)
+LLAMA = ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336))
+
+
+def bench_needs() -> CudaNeeds:
+    """Return what the benchmark's module holds."""
+    return CudaNeeds(
+        dtype="bf16", heads=((128, 4), (64, 4)), logits_dtype="bf16", activation="silu",
+        gemv=GEMV_INSTANCES + TUNING,
+    )
+
+
+class Bench:
+    """A context, a module and a way to time launches."""
+
+    def __init__(self) -> None:
+        import torch
+        from blink_runtime.cuda_driver import Context, Module, Stream
+        from blink_runtime.cuda_kernels import CudaKernels
+
+        from tests.gpu.harness import cached_cubin
+
+        torch.zeros(1, device="cuda")
+        self.context = Context()
+        self.stream = Stream()
+        self.module = Module(cached_cubin(render_cuda_source(bench_needs())), "bench")
+        self.kernels = CudaKernels(self.module, self.context.spec)
+        self.results: list[dict[str, object]] = []
+
+    def time_us(self, launches: Sequence[Launch], repeats: int = 10) -> float:
+        """Return the median time of a captured graph of `launches`."""
+        from blink_runtime.cuda_driver import Capture, Event, GraphExec, launch
+
+        with Capture(self.stream) as capture:
+            for item in launches:
+                launch(item, self.stream)
+        assert capture.graph is not None
+        run = GraphExec(capture.graph, device_launch=False, name="bench")
+        times = []
+        for i in range(repeats + 3):
+            start, end = Event(), Event()
+            start.record(self.stream)
+            run.launch(self.stream)
+            end.record(self.stream)
+            if i >= 3:
+                times.append(end.milliseconds_since(start) * 1000)
+        run.close()
+        capture.graph.close()
+        return statistics.median(times)
+
+    def report(self, name: str, us: float, floor_us: float = 0.0, **facts: object) -> None:
+        """Print and keep one line."""
+        share = f"  {100 * floor_us / us:5.1f} % of the floor's speed" if floor_us else ""
+        print(f"{name:60s} {us:9.2f} us{share}", flush=True)
+        self.results.append({"name": name, "us": us, "floor_us": floor_us, **facts})
+
+
+def bench_gemv(bench: Bench) -> None:
+    """Time the products of 8 Llama-3-8B layers, back to back, each layer with weights of its own."""
+    import torch
+
+    layers = 8
+    weights = [
+        [torch.randn(n, k, device="cuda", dtype=torch.bfloat16) for n, k in LLAMA] for _ in range(layers)
+    ]
+    floor = sum(n * k * 2 for n, k in LLAMA) * layers / 4.3e12 * 1e6
+    for m, names in (
+        (1, ("resident", "_s_")), (4, ("gemv_8", "_r1_x")), (8, ("gemv_8", "_r1_x")), (16, ("gemv_16", "_r2_")),
+    ):
+        x = torch.randn(m, 14336, device="cuda", dtype=torch.bfloat16)
+        out = torch.empty(m, 28672, device="cuda", dtype=torch.bfloat16)
+        for instance in GEMV_INSTANCES + TUNING:
+            if not any(name in instance.name for name in names):
+                continue
+            launches = [
+                bench.kernels.gemv(x.data_ptr(), w.data_ptr(), 0, out.data_ptr(), m, n, k, instance)
+                for layer in weights
+                for w, (n, k) in zip(layer, LLAMA, strict=True)
+            ]
+            try:
+                bench.report(f"gemv m={m} {instance.name} 8 layers", bench.time_us(launches), floor, m=m)
+            except Exception as error:  # a variant that does not fit is a result too
+                print(instance.name, error)
+            if m == 1 and instance.name in ("gemv_resident", "tune_t2_r1_s_w16_d6"):
+                for i, (n, k) in enumerate(LLAMA):
+                    one = launches[i :: len(LLAMA)]
+                    bench.report(
+                        f"   n={n} k={k} each", bench.time_us(one) / layers, n * k * 2 / 4.3e12 * 1e6
+                    )
+        y = [torch.empty(m, n, device="cuda", dtype=torch.bfloat16) for n, _ in LLAMA]
+        graph = torch.cuda.CUDAGraph()
+        inputs = {k: x[:, :k].contiguous() for _, k in LLAMA}
+        for _ in range(2):
+            for w, (n, k), o in zip(weights[0], LLAMA, y, strict=True):
+                torch.mm(inputs[k], w.T, out=o)
+        with torch.cuda.graph(graph):
+            for layer in weights:
+                for w, (n, k), o in zip(layer, LLAMA, y, strict=True):
+                    torch.mm(inputs[k], w.T, out=o)
+        times = []
+        for _ in range(10):
+            a, b = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            a.record()
+            graph.replay()
+            b.record()
+            b.synchronize()
+            times.append(a.elapsed_time(b) * 1000)
+        bench.report(f"gemv m={m} torch.mm 8 layers", statistics.median(times), floor, m=m)
+
+
+def bench_attention(bench: Bench) -> None:
+    """Time attention of Llama-3-8B's shape."""
+    from blink_runtime.cuda_kernels import AttentionShape
+
+    import torch
+    from tests.gpu.harness import KernelHarness, PagedStep
+
+    harness = KernelHarness.__new__(KernelHarness)
+    harness.dtype = torch.bfloat16
+    shape = AttentionShape(num_q_heads=32, num_kv_heads=8, head_dim=128, scale=128**-0.5)
+    for batch, length in ((1, 128), (1, 1024), (1, 4000), (16, 1100), (64, 1100)):
+        step = PagedStep(harness, [1] * batch, [length] * batch, 8, 128)
+        seqlen = -(-length // 256) * 256
+        q = torch.randn(batch, 32, 128, device="cuda", dtype=torch.bfloat16)
+        out = torch.empty_like(q)
+        partial = torch.empty(
+            bench.kernels.decode_partial_bytes(shape, batch, seqlen) // 4 + 4, device="cuda"
+        )
+        arrivals = torch.zeros(batch * 8, dtype=torch.int32, device="cuda")
+        launches = bench.kernels.decode_attention(
+            step.addresses(), shape, q.data_ptr(), step.new_k.data_ptr(), step.new_v.data_ptr(),
+            out.data_ptr(), step.kv.data_ptr(), 0, partial.data_ptr(), arrivals.data_ptr(), batch, seqlen,
+        ) * 8
+        torch.cuda.synchronize()
+        bench.report(
+            f"decode attention batch={batch} length={length}", bench.time_us(launches) / 8,
+            batch * length * 2 * 8 * 128 * 2 / 4.3e12 * 1e6,
+        )
+    for new, total in (([64], [64]), ([512], [512]), ([2048], [2048]), ([1024, 1024], [1024, 1024])):
+        step = PagedStep(harness, new, total, 8, 128)
+        count = sum(new)
+        q = torch.randn(count, 32, 128, device="cuda", dtype=torch.bfloat16)
+        out = torch.empty_like(q)
+        launches = bench.kernels.prefill_attention(
+            step.addresses(), shape, q.data_ptr(), step.new_k.data_ptr(), step.new_v.data_ptr(),
+            out.data_ptr(), step.kv.data_ptr(), 0, len(new), count,
+        ) * 8
+        torch.cuda.synchronize()
+        flops = sum(4 * n * n / 2 * 32 * 128 for n in new)
+        bench.report(f"prefill attention {new}", bench.time_us(launches) / 8, flops / 790e12 * 1e6)
+
+
+def bench_sample(bench: Bench) -> None:
+    """Time sampling of Llama-3's vocabulary, greedy and with top_k and top_p."""
+    import torch
+    from tests.gpu.harness import KernelHarness, PagedStep
+    from tests.gpu.test_kernels import params
+
+    harness = KernelHarness.__new__(KernelHarness)
+    harness.dtype = torch.bfloat16
+    for rows in (1, 64):
+        for name, setting in (
+            ("greedy", params()), ("drawn", params(1.0)), ("top_p", params(1.0, 0.9)), ("top_k, top_p", params(1.0, 0.9, 0, 50)),
+        ):
+            logits = (torch.randn(rows, 128256, device="cuda") * 3).to(torch.bfloat16)
+            raw = torch.frombuffer(bytearray(bytes(setting) * rows), dtype=torch.uint8).cuda()
+            ids = torch.zeros(rows, dtype=torch.int32, device="cuda")
+            paged = PagedStep(harness, [1], [1], 1, 64)
+            step = paged.addresses(raw.data_ptr(), ids.data_ptr())
+            launches = bench.kernels.sample(step, logits.data_ptr(), rows, 128256)
+            torch.cuda.synchronize()
+            bench.report(f"sample rows={rows} {name}", bench.time_us(launches * 4) / 4)
+
+
+def bench_experts(bench: Bench) -> None:
+    """Time the experts of Qwen3-30B-A3B's shape; 8 layers' weights in turn."""
+    import torch
+    from blink_runtime.cuda_kernels import ExpertsShape
+    from tests.gpu.harness import KernelHarness, PagedStep
+
+    harness = KernelHarness.__new__(KernelHarness)
+    harness.dtype = torch.bfloat16
+    shape = ExpertsShape(num_experts=128, num_choices=8, hidden_size=2048, intermediate_size=768)
+    layers = [
+        (
+            torch.randn(128, 1536, 2048, device="cuda", dtype=torch.bfloat16),
+            torch.randn(128, 2048, 768, device="cuda", dtype=torch.bfloat16),
+        )
+        for _ in range(4)
+    ]
+    for tokens in (1, 4, 16, 64, 512, 2048):
+        x = torch.randn(tokens, 2048, device="cuda", dtype=torch.bfloat16)
+        ids = torch.stack([torch.randperm(128)[:8] for _ in range(tokens)]).to(torch.int32).cuda()
+        weights = torch.rand(tokens, 8, device="cuda").to(torch.bfloat16)
+        out = torch.empty_like(x)
+        scratch = {
+            n: torch.empty(size // 4 + 4, device="cuda", dtype=torch.int32)
+            for n, size in bench.kernels.experts_scratch(shape, tokens).items()
+        }
+        paged = PagedStep(harness, [tokens], [tokens], 1, 64)
+        step = paged.addresses()
+        launches = [
+            item
+            for gate_up, down in layers
+            for item in bench.kernels.experts(
+                step, shape, x.data_ptr(), ids.data_ptr(), weights.data_ptr(), gate_up.data_ptr(),
+                down.data_ptr(), out.data_ptr(), {n: t.data_ptr() for n, t in scratch.items()}, tokens,
+            )
+        ]
+        torch.cuda.synchronize()
+        distinct = len(set(ids.flatten().tolist()))
+        bytes_floor = distinct * 3 * 768 * 2048 * 2 / 4.3e12 * 1e6
+        flops_floor = tokens * 8 * 3 * 768 * 2048 * 2 / 790e12 * 1e6
+        bench.report(
+            f"experts tokens={tokens} distinct={distinct}", bench.time_us(launches) / len(layers),
+            max(bytes_floor, flops_floor),
+        )
+
+
+def main() -> None:
+    """Run the named parts, all without a name."""
+    parts = {"gemv": bench_gemv, "attention": bench_attention, "sample": bench_sample, "experts": bench_experts}
+    bench = Bench()
+    for name in sys.argv[1:] or parts:
+        parts[name](bench)
+    if "OUT" in os.environ:
+        Path(os.environ["OUT"], "kernels.json").write_text(json.dumps(bench.results, indent=1))
+
+
+if __name__ == "__main__":
+    main()

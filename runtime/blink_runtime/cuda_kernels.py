@@ -1,0 +1,317 @@
+"""Cut ops and small matrix products as kernel launches: addresses and sizes -> `Launch` lists.
+
+Every choice here (variant, grid, split) depends on the graph key and the model alone, never on the data of a
+step: equal keys run equal launches.
+"""
+
+from __future__ import annotations
+
+from ctypes import c_float, c_int32, c_uint64
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from blink_runtime.cuda_driver import Function, Launch
+from blinkc.errors import InternalError
+from blinkc.engine.cuda_instances import GEMV_INSTANCES, GemvInstance
+
+if TYPE_CHECKING:
+    from blink_runtime.cuda_driver import DeviceSpec, Module
+
+MAX_STREAM_ROWS = 16  # more rows go to cuBLASLt
+_INPUT_SHARED_BYTES = 33 * 1024  # activations up to this size stay in shared memory
+_STREAM_MAX_ASSIGNMENTS = 512  # experts: above it, tensor-core tiles
+STREAM_TILE_ROWS = 8
+DENSE_TILE_ROWS = 64
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepAddresses:
+    """Device addresses of the step buffers (step.h)."""
+
+    state: int
+    input_ids: int
+    positions: int
+    token_row: int
+    row_query_start: int
+    row_kv_len: int
+    row_lane: int
+    sample_token: int
+    page_table: int
+    sampling: int
+    sampled_ids: int
+    sampled_logprobs: int
+    max_step_tokens: int
+    max_batch: int
+    max_pages_per_lane: int
+    page_size_tokens: int
+
+    @property
+    def page_shift(self) -> int:
+        """Return log2 of the page size."""
+        return self.page_size_tokens.bit_length() - 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AttentionShape:
+    """What a layer's attention is compiled for."""
+
+    num_q_heads: int
+    num_kv_heads: int
+    head_dim: int
+    scale: float
+    window: int = 0
+    softcap: float = 0.0
+
+    @property
+    def group(self) -> int:
+        """Return the query heads that share a KV head."""
+        return self.num_q_heads // self.num_kv_heads
+
+    @property
+    def decode_kernel(self) -> str:
+        """Return the decode kernel's name."""
+        return f"decode_attention_{self.head_dim}" + ("_wide" if self.group > 8 else "")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExpertsShape:
+    """What a layer's experts are compiled for."""
+
+    num_experts: int
+    num_choices: int
+    hidden_size: int
+    intermediate_size: int
+
+
+def _pointer(address: int) -> c_uint64:
+    return c_uint64(address)
+
+
+def _ceil_div(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+def split_tokens(
+    shape: AttentionShape, batch: int, seqlen: int, num_multiprocessors: int
+) -> tuple[int, int]:
+    """Return (tokens a split takes, number of splits) of decode attention for a key.
+
+    Enough blocks for two waves of two blocks an SM, but at least 64 tokens (one chunk of 16 a warp) each.
+    """
+    reach = seqlen if shape.window <= 0 else min(seqlen, shape.window + 16)
+    blocks = batch * shape.num_kv_heads
+    wanted = max(1, _ceil_div(4 * num_multiprocessors, blocks))
+    tokens = max(64, _ceil_div(_ceil_div(reach, wanted), 64) * 64)
+    return tokens, _ceil_div(reach, tokens)
+
+
+def choose_gemv(m: int, k: int) -> GemvInstance:
+    """Return the instance for `m` rows: the first that takes them, with the activations in shared
+    memory only while they are small."""
+    for instance in GEMV_INSTANCES:
+        fits = not instance.input_shared or m * (k + 32) * 2 <= _INPUT_SHARED_BYTES
+        if m <= instance.max_rows and fits:
+            return instance
+    raise InternalError(f"no streaming product takes {m} rows")
+
+
+class CudaKernels:
+    """The instances of one model's module, as launches."""
+
+    def __init__(self, module: Module, spec: DeviceSpec) -> None:
+        self._module = module
+        self._num_multiprocessors = spec.num_multiprocessors
+        self._shared: dict[str, int] = {}
+
+    def _shared_bytes(self, name: str) -> int:
+        if name not in self._shared:
+            self._shared[name] = self._module.read_uint32(f"{name}_shared_bytes")
+        return self._shared[name]
+
+    def function(self, name: str) -> Function:
+        """Look a kernel up."""
+        return self._module.function(name)
+
+    def gemv(
+        self, x: int, weight: int, bias: int, out: int, m: int, n: int, k: int,
+        instance: GemvInstance | None = None,
+    ) -> Launch:
+        """Return the product of 1..16 rows; `instance` overrides the choice made by size."""
+        instance = instance or choose_gemv(m, k)
+        shared = self._shared_bytes(instance.name)
+        if instance.input_shared:
+            shared += m * (k + 32) * 2
+        items = _ceil_div(n, 8 * instance.tiles)
+        return Launch(
+            self.function(instance.name),
+            (min(items, self._num_multiprocessors), 1, 1),
+            instance.warps * 32,
+            shared,
+            (
+                _pointer(weight), _pointer(x), _pointer(bias), _pointer(out),
+                c_int32(m), c_int32(n), c_int32(k),
+            ),
+        )
+
+    def decode_partial_bytes(self, shape: AttentionShape, batch: int, seqlen: int) -> int:
+        """Return the bytes of split results that decode attention wants for a key."""
+        splits = split_tokens(shape, batch, seqlen, self._num_multiprocessors)[1]
+        return batch * shape.num_q_heads * splits * (shape.head_dim + 2) * 4 if splits > 1 else 0
+
+    def decode_attention(
+        self, step: StepAddresses, shape: AttentionShape, q: int, k: int, v: int, out: int, kv: int,
+        sinks: int, partial: int, arrivals: int, batch: int, seqlen: int,
+    ) -> list[Launch]:
+        """Return attention (and KV append) of one token a row."""
+        tokens, splits = split_tokens(shape, batch, seqlen, self._num_multiprocessors)
+        name = shape.decode_kernel
+        pointers = (
+            q, k, v, out, kv, step.page_table, step.row_kv_len, step.row_lane, sinks, partial, arrivals,
+        )
+        numbers = (
+            shape.num_kv_heads, shape.group, step.max_pages_per_lane, step.page_shift, tokens, shape.window,
+        )
+        return [
+            Launch(
+                self.function(name),
+                (splits, shape.num_kv_heads, batch),
+                128,
+                self._shared_bytes(name),
+                (
+                    *map(_pointer, pointers), *map(c_int32, numbers),
+                    c_float(shape.scale), c_float(shape.softcap),
+                ),
+            )
+        ]
+
+    def prefill_attention(
+        self, step: StepAddresses, shape: AttentionShape, q: int, k: int, v: int, out: int, kv: int,
+        sinks: int, batch: int, num_tokens: int,
+    ) -> list[Launch]:
+        """Return KV append, then attention over packed rows."""
+        append = Launch(
+            self.function("append_kv"),
+            (num_tokens, 1, 1),
+            256,
+            0,
+            (
+                *map(
+                    _pointer,
+                    (k, v, kv, step.page_table, step.positions, step.token_row, step.row_lane),
+                ),
+                *map(
+                    c_int32,
+                    (shape.num_kv_heads, shape.head_dim, step.max_pages_per_lane, step.page_shift),
+                ),
+            ),
+        )
+        name = f"prefill_attention_{shape.head_dim}"
+        tiles = num_tokens // (128 // shape.group) + batch
+        pointers = (
+            q, out, kv, step.page_table, step.row_query_start, step.row_kv_len, step.row_lane, sinks,
+        )
+        numbers = (
+            batch, shape.num_kv_heads, shape.group, step.max_pages_per_lane, step.page_shift, shape.window,
+        )
+        attention = Launch(
+            self.function(name),
+            (tiles, shape.num_kv_heads, 1),
+            256,
+            self._shared_bytes(name),
+            (
+                *map(_pointer, pointers), *map(c_int32, numbers),
+                c_float(shape.scale), c_float(shape.softcap),
+            ),
+        )
+        return [append, attention]
+
+    def sample(self, step: StepAddresses, logits: int, batch: int, vocab_size: int) -> list[Launch]:
+        """Return the sampling of every row."""
+        return [
+            Launch(
+                self.function("sample_rows"),
+                (batch, 1, 1),
+                1024,
+                0,
+                (
+                    _pointer(logits), _pointer(step.sampling), _pointer(step.sampled_ids),
+                    c_int32(vocab_size),
+                ),
+            )
+        ]
+
+    def finish(self, step: StepAddresses) -> Launch:
+        """Return the kernel that writes the completion word."""
+        return Launch(self.function("finish_step"), (1, 1, 1), 1, 0, (_pointer(step.state),))
+
+    @staticmethod
+    def experts_scratch(shape: ExpertsShape, num_tokens: int) -> dict[str, int]:
+        """Return the scratch that `experts` wants, bytes by name."""
+        assignments = num_tokens * shape.num_choices
+        tiles = assignments + shape.num_experts
+        return {
+            "num_tiles": 16,
+            "tile_expert": tiles * 4,
+            "tile_start": tiles * 4,
+            "tile_count": tiles * 4,
+            "assignments": assignments * 4,
+            "hidden": assignments * shape.intermediate_size * 2,
+            "result": assignments * shape.hidden_size * 4,
+        }
+
+    def experts(
+        self, step: StepAddresses, shape: ExpertsShape, x: int, ids: int, weights: int, gate_up: int,
+        down: int, out: int, scratch: dict[str, int], num_tokens: int,
+    ) -> list[Launch]:
+        """Return route, gate and up, down, combine; `scratch` holds addresses by name."""
+        assignments = num_tokens * shape.num_choices
+        stream = assignments <= _STREAM_MAX_ASSIGNMENTS
+        tile_rows = STREAM_TILE_ROWS if stream else DENSE_TILE_ROWS
+        max_tiles = min(shape.num_experts, assignments) + assignments // tile_rows
+        tiles = tuple(
+            _pointer(scratch[name])
+            for name in ("num_tiles", "tile_expert", "tile_start", "tile_count", "assignments")
+        )
+        sizes = (c_int32(shape.hidden_size), c_int32(shape.intermediate_size))
+        counts = (c_int32(shape.num_choices), c_int32(shape.num_experts))
+        route = Launch(
+            self.function("route_tokens"), (1, 1, 1), 1024, 0,
+            (
+                _pointer(ids), _pointer(step.token_row), c_int32(num_tokens), *counts,
+                c_int32(tile_rows), *tiles,
+            ),
+        )
+        gate_up_args = (
+            _pointer(x), _pointer(gate_up), _pointer(scratch["hidden"]), *tiles, *sizes, counts[0],
+        )
+        down_args = (
+            _pointer(scratch["hidden"]), _pointer(down), _pointer(scratch["result"]), *tiles, *sizes,
+        )
+        if stream:
+            grid = (self._num_multiprocessors, 1, 1)
+            products = [
+                Launch(
+                    self.function(name), grid, 512, self._shared_bytes(name), args
+                )
+                for name, args in (
+                    ("experts_gate_up_stream", gate_up_args), ("experts_down_stream", down_args),
+                )
+            ]
+        else:
+            products = [
+                Launch(
+                    self.function(name), (max_tiles, columns, 1), 128, self._shared_bytes(name), args
+                )
+                for name, columns, args in (
+                    ("experts_gate_up_tiles", _ceil_div(shape.intermediate_size, 64), gate_up_args),
+                    ("experts_down_tiles", _ceil_div(shape.hidden_size, 128), down_args),
+                )
+            ]
+        combine = Launch(
+            self.function("combine_rows"), (num_tokens, 1, 1), 512, 0,
+            (
+                _pointer(scratch["result"]), _pointer(ids), _pointer(weights), _pointer(step.token_row),
+                _pointer(out), *counts, sizes[0],
+            ),
+        )
+        return [route, *products, combine]
