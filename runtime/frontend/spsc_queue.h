@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <utility>
 
 namespace blink {
 
@@ -19,14 +20,14 @@ class SpscQueue {
       : capacity_(std::bit_ceil(min_capacity)), items_(std::make_unique<T[]>(capacity_)) {}
 
   // Producer. False: full.
-  [[nodiscard]] bool push(const T& item) {
+  [[nodiscard]] bool push(T item) {
     const size_t tail = tail_.load(std::memory_order_relaxed);
     if (tail - head_seen_ == capacity_) {
       head_seen_ =
           head_.load(std::memory_order_acquire);  // pairs with pop's release: the item is free
       if (tail - head_seen_ == capacity_) return false;
     }
-    items_[tail & (capacity_ - 1)] = item;
+    items_[tail & (capacity_ - 1)] = std::move(item);
     tail_.store(tail + 1, std::memory_order_release);  // pairs with pop's acquire
     return true;
   }
@@ -38,7 +39,7 @@ class SpscQueue {
       tail_seen_ = tail_.load(std::memory_order_acquire);  // pairs with push's release
       if (head == tail_seen_) return false;
     }
-    item = items_[head & (capacity_ - 1)];
+    item = std::move(items_[head & (capacity_ - 1)]);
     head_.store(head + 1, std::memory_order_release);  // pairs with push's acquire
     return true;
   }

@@ -1,0 +1,240 @@
+#include "frontend/generation_pipeline.h"
+
+#include <algorithm>
+#include <ctime>
+
+namespace blink {
+namespace {
+
+constexpr size_t kEventsPerSlot = 8;
+
+std::mt19937_64 seeded_generator() {
+  std::random_device device;
+  std::seed_seq seed{device(), device(), device(), device(), device(), device()};
+  return std::mt19937_64(seed);
+}
+
+uint32_t pages_of(uint64_t num_tokens, uint32_t page_size_tokens) {
+  return static_cast<uint32_t>((num_tokens + page_size_tokens - 1) / page_size_tokens);
+}
+
+blink_slot_request ring_request(const GenerationRequest& request, uint32_t max_output_tokens,
+                                uint64_t seed, const std::vector<uint32_t>& stop_token_ids) {
+  blink_slot_request out{};
+  out.seed = seed;
+  out.max_output_tokens = max_output_tokens;
+  out.flags = request.ignores_eos ? BLINK_REQUEST_IGNORE_EOS : 0;
+  out.temperature = request.temperature;
+  out.top_p = request.top_p;
+  out.min_p = request.min_p;
+  out.top_k = request.top_k;
+  out.repetition_penalty = 1.0f;
+  out.num_stop_token_ids = static_cast<uint32_t>(stop_token_ids.size());
+  std::copy(stop_token_ids.begin(), stop_token_ids.end(), out.stop_token_ids);
+  return out;
+}
+
+}  // namespace
+
+GenerationPipeline::GenerationPipeline(const FrontEndConfig& config,
+                                       std::unique_ptr<Transport> transport,
+                                       std::shared_ptr<const TextCodec> codec,
+                                       TemplateRenderer render, std::function<void()> wake_network)
+    : config_(config),
+      codec_(std::move(codec)),
+      render_(std::move(render)),
+      ring_(std::move(transport), config.front_end_index),
+      slots_(ring_.num_slots()),
+      events_(ring_.num_slots() * kEventsPerSlot),
+      ready_(ring_.num_slots() * 2),
+      detokenizer_(metrics_, events_, events_bell_, ready_, std::move(wake_network)),
+      reader_(config, ring_, slots_, metrics_, events_, events_bell_),
+      statuses_(ring_.num_slots()),
+      random_(seeded_generator()) {}
+
+void GenerationPipeline::start() {
+  detokenizer_.start();
+  reader_.start();
+}
+
+void GenerationPipeline::stop(std::chrono::milliseconds patience) {
+  reader_.stop(patience);  // emits the last events, so the detokenizer ends after it
+  detokenizer_.stop();
+  ring_.close();
+}
+
+RequestLimits GenerationPipeline::request_limits() const {
+  RequestLimits limits;
+  limits.vocab_size = ring_.sizes().vocab_size;
+  limits.sampler_features = ring_.sizes().sampler_features;
+  limits.max_json_depth = config_.max_json_depth;
+  limits.max_stop_strings = config_.max_stop_strings;
+  limits.max_stop_bytes = config_.max_stop_bytes;
+  limits.has_chat_template = config_.has_chat_template;
+  return limits;
+}
+
+bool GenerationPipeline::prepares_inline(const GenerationRequest& request) const {
+  if (request.is_chat) return false;
+  if (request.has_token_ids) return true;
+  return codec_->encodes_inline() && request.prompt_text.size() <= config_.inline_prompt_bytes;
+}
+
+std::optional<ApiError> GenerationPipeline::prepare(GenerationRequest& request) const try {
+  if (request.has_token_ids) return std::nullopt;
+  if (request.is_chat) {
+    std::variant<std::string, ApiError> rendered = render_(request.template_input);
+    if (auto* error = std::get_if<ApiError>(&rendered)) return std::move(*error);
+    request.prompt_text = std::move(std::get<std::string>(rendered));
+  }
+  codec_->encode(request.prompt_text, request.adds_special_tokens, request.prompt_token_ids);
+  return std::nullopt;
+} catch (const std::exception& error) {
+  return server_error(500, "prepare",
+                      std::string("The prompt could not be prepared: ") + error.what());
+}
+
+std::optional<ApiError> GenerationPipeline::check_lengths(const GenerationRequest& request) const {
+  const RingSizes& sizes = ring_.sizes();
+  const char* prompt_name = request.is_chat ? "messages" : "prompt";
+  const uint64_t num_prompt = request.prompt_token_ids.size();
+  const auto number = [](uint64_t value) { return std::to_string(value); };
+  if (num_prompt == 0) return bad_request(prompt_name, "The prompt has no tokens.");
+  if (num_prompt > sizes.max_prompt_tokens || num_prompt >= sizes.max_seqlen) {
+    return bad_request(prompt_name,
+                       "The prompt has " + number(num_prompt) + " tokens; at most " +
+                           number(std::min(sizes.max_prompt_tokens, sizes.max_seqlen - 1)) +
+                           " are allowed.",
+                       "context_length_exceeded");
+  }
+  const uint64_t num_output = request.max_tokens.value_or(1);
+  if (num_prompt + num_output > sizes.max_seqlen) {
+    return bad_request("max_tokens",
+                       "This model's context length is " + number(sizes.max_seqlen) +
+                           " tokens, but the request asks for " + number(num_prompt + num_output) +
+                           " (" + number(num_prompt) + " in the prompt, " + number(num_output) +
+                           " in the completion).",
+                       "context_length_exceeded");
+  }
+  if (num_output > sizes.max_output_tokens) {
+    return bad_request("max_tokens", "'max_tokens' is " + number(num_output) + "; at most " +
+                                         number(sizes.max_output_tokens) + " are allowed.");
+  }
+  const uint32_t num_pages = pages_of(num_prompt + num_output, sizes.page_size_tokens);
+  if (num_pages > sizes.num_kv_pages) {
+    return bad_request("max_tokens",
+                       number(num_prompt) + " prompt tokens and " + number(num_output) +
+                           " output tokens need " + number(num_pages) + " pages of " +
+                           number(sizes.page_size_tokens) + " tokens; the KV cache has " +
+                           number(sizes.num_kv_pages) + ".",
+                       "context_length_exceeded");
+  }
+  return std::nullopt;
+}
+
+// What was asked for, or else as much as ever fits (completions: 16, as OpenAI's API says).
+uint32_t GenerationPipeline::output_limit(const GenerationRequest& request) const {
+  if (request.max_tokens) return *request.max_tokens;
+  const RingSizes& sizes = ring_.sizes();
+  const uint64_t num_prompt = request.prompt_token_ids.size();
+  const uint64_t in_pages = static_cast<uint64_t>(sizes.num_kv_pages) * sizes.page_size_tokens;
+  uint64_t limit = std::min<uint64_t>(
+      {sizes.max_seqlen - num_prompt, in_pages - num_prompt, sizes.max_output_tokens});
+  if (!request.is_chat) limit = std::min<uint64_t>(limit, 16);
+  return static_cast<uint32_t>(limit);
+}
+
+std::variant<std::vector<uint32_t>, ApiError> GenerationPipeline::stop_token_ids(
+    const GenerationRequest& request) const {
+  std::vector<uint32_t> ids = request.stop_token_ids;
+  if (!request.ignores_eos) {
+    for (const uint32_t id : config_.eos_token_ids) {
+      if (std::find(ids.begin(), ids.end(), id) == ids.end()) ids.push_back(id);
+    }
+  }
+  if (ids.size() > BLINK_MAX_STOP_TOKEN_IDS) {
+    return bad_request("stop_token_ids",
+                       "With the model's own end tokens there are " + std::to_string(ids.size()) +
+                           " stop token ids; at most " + std::to_string(BLINK_MAX_STOP_TOKEN_IDS) +
+                           " are allowed.");
+  }
+  return ids;
+}
+
+std::optional<uint32_t> GenerationPipeline::take_slot() {
+  if (auto slot = slots_.acquire()) return slot;
+  if (ring_.read_statuses(0, statuses_) != Status::ok) return std::nullopt;
+  if (slots_.refresh(statuses_) == 0) return std::nullopt;
+  return slots_.acquire();
+}
+
+std::string GenerationPipeline::random_id(const char* prefix) {
+  static constexpr char kHex[] = "0123456789abcdef";
+  std::string id = prefix;
+  for (int word = 0; word < 2; ++word) {
+    uint64_t bits = random_();
+    for (int i = 0; i < 16; ++i, bits >>= 4) id += kHex[bits & 15];
+  }
+  return id;
+}
+
+std::shared_ptr<Generation> GenerationPipeline::make_generation(
+    GenerationRequest& request, std::vector<uint32_t> stop_token_ids) {
+  auto generation = std::make_shared<Generation>();
+  generation->num_prompt_tokens = static_cast<uint32_t>(request.prompt_token_ids.size());
+  generation->max_output_tokens = output_limit(request);
+  generation->max_buffered_bytes = config_.max_buffered_bytes;
+  generation->streams = request.streams;
+  generation->stop_token_ids = std::move(stop_token_ids);
+  generation->decoder = codec_->make_decoder(request.skips_special_tokens);
+  generation->matcher = StopMatcher(request.stop);
+  generation->writer = ResponseWriter({.id = random_id(request.is_chat ? "chatcmpl-" : "cmpl-"),
+                                       .model = config_.model_name,
+                                       .created_s = std::time(nullptr),
+                                       .is_chat = request.is_chat,
+                                       .includes_usage = request.includes_usage});
+  return generation;
+}
+
+std::variant<std::shared_ptr<Generation>, ApiError> GenerationPipeline::submit(
+    GenerationRequest& request) {
+  if (auto error = check_lengths(request)) return std::move(*error);
+  auto stops = stop_token_ids(request);
+  if (auto* error = std::get_if<ApiError>(&stops)) return std::move(*error);
+  if (!is_healthy()) {
+    return server_error(
+        503, "unavailable",
+        std::string("The scheduler is not serving: ") + health_name(health()) + ".");
+  }
+  const std::optional<uint32_t> slot = take_slot();
+  if (!slot) {
+    ApiError error{429, "rate_limit_error", "ring_full", "",
+                   "All slots are in use; try again soon."};
+    error.retry_after_s = 1;
+    return error;
+  }
+  auto generation = make_generation(request, std::move(std::get<std::vector<uint32_t>>(stops)));
+  generation->slot = *slot;
+  generation->sequence = ring_.next_sequence(*slot);
+  generation->submitted_at = Clock::now();
+  const uint64_t seed = request.seed ? *request.seed : random_();
+  const blink_slot_request in_ring =
+      ring_request(request, generation->max_output_tokens, seed, generation->stop_token_ids);
+  if (ring_.submit(*slot, generation->sequence, in_ring, request.prompt_token_ids) != Status::ok) {
+    slots_.give_back(*slot);
+    return server_error(503, "lost", "The ring cannot be reached.");
+  }
+  metrics_.prompt_tokens.add(generation->num_prompt_tokens);
+  metrics_.requests_running.fetch_add(1, std::memory_order_relaxed);
+  generation->pipeline_reference = generation;
+  reader_.watch(generation.get());
+  return generation;
+}
+
+std::string GenerationPipeline::prometheus_text() {
+  blink_ring_header header;
+  const bool is_read = ring_.read_header(header) == Status::ok;
+  return metrics_.prometheus_text(is_read ? &header : nullptr, is_healthy());
+}
+
+}  // namespace blink

@@ -1,0 +1,140 @@
+#include "frontend/metrics.h"
+
+#include <cstdio>
+
+namespace blink {
+namespace {
+
+void append_value(std::string_view name, std::string_view labels, double value, std::string& out) {
+  char number[32];
+  std::snprintf(number, sizeof(number), " %.15g\n", value);
+  out.append(name).append(labels).append(number);
+}
+
+void append_header(std::string_view name, std::string_view type, std::string_view help,
+                   std::string& out) {
+  out.append("# HELP ").append(name).append(" ").append(help).append("\n# TYPE ");
+  out.append(name).append(" ").append(type).append("\n");
+}
+
+void append_metric(std::string_view name, std::string_view type, std::string_view help,
+                   double value, std::string& out) {
+  append_header(name, type, help, out);
+  append_value(name, "", value, out);
+}
+
+void append_ring(const blink_ring_header& header, std::string& out) {
+  const blink_counters& c = header.counters;
+  struct Row {
+    const char* name;
+    const char* type;
+    const char* help;
+    uint64_t value;
+  };
+  const Row rows[] = {
+      {"blink_steps_total", "counter", "Graphs launched and finished", c.steps},
+      {"blink_prefill_steps_total", "counter", "Prefill steps", c.prefill_steps},
+      {"blink_decode_steps_total", "counter", "Decode steps", c.decode_steps},
+      {"blink_off_cache_steps_total", "counter", "Steps whose exact bucket was missing",
+       c.off_cache_steps},
+      {"blink_scheduler_prompt_tokens_total", "counter", "Tokens prefilled, resumed ones included",
+       c.prompt_tokens},
+      {"blink_scheduler_output_tokens_total", "counter", "Tokens sampled", c.output_tokens},
+      {"blink_scheduler_admitted_total", "counter", "Requests that got a lane", c.admitted},
+      {"blink_scheduler_paused_total", "counter", "Requests paused for want of pages", c.paused},
+      {"blink_scheduler_resumed_total", "counter", "Requests resumed", c.resumed},
+      {"blink_checksum_retries_total", "counter", "Payloads read again", c.checksum_retries},
+      {"blink_late_commands_total", "counter", "Commands for a request that was over",
+       c.late_commands},
+      {"blink_lanes_running", "gauge", "Lanes in use", c.lanes_running},
+      {"blink_requests_waiting", "gauge", "Requests without a lane", c.requests_waiting},
+      {"blink_pages_free", "gauge", "KV pages free", c.pages_free},
+      {"blink_pages_total", "gauge", "KV pages", c.pages_total},
+      {"blink_heartbeat_total", "counter", "The scheduler's heartbeat", header.heartbeat},
+      {"blink_launch_error", "gauge", "Last error of a graph launch, 0: none", header.launch_error},
+  };
+  for (const Row& row : rows) {
+    append_metric(row.name, row.type, row.help, static_cast<double>(row.value), out);
+  }
+}
+
+}  // namespace
+
+void Histogram::observe_ns(uint64_t ns) {
+  const double seconds = static_cast<double>(ns) * 1e-9;
+  size_t bucket = 0;
+  while (bucket < kBoundsSeconds.size() && seconds > kBoundsSeconds[bucket]) ++bucket;
+  buckets_[bucket].add();
+  sum_ns_.add(ns);
+}
+
+void Histogram::append_text(std::string_view name, std::string_view help, std::string& out) const {
+  append_header(name, "histogram", help, out);
+  uint64_t cumulative = 0;
+  const std::string bucket_name = std::string(name) + "_bucket";
+  for (size_t i = 0; i < kBoundsSeconds.size(); ++i) {
+    cumulative += buckets_[i].value();
+    char label[32];
+    std::snprintf(label, sizeof(label), "{le=\"%g\"}", kBoundsSeconds[i]);
+    append_value(bucket_name, label, static_cast<double>(cumulative), out);
+  }
+  cumulative += buckets_.back().value();
+  append_value(bucket_name, "{le=\"+Inf\"}", static_cast<double>(cumulative), out);
+  append_value(std::string(name) + "_sum", "", static_cast<double>(sum_ns_.value()) * 1e-9, out);
+  append_value(std::string(name) + "_count", "", static_cast<double>(cumulative), out);
+}
+
+void Metrics::count_response(int http_status) {
+  for (size_t i = 0; i < kStatuses.size(); ++i) {
+    if (kStatuses[i] == http_status) {
+      responses[i].add();
+      return;
+    }
+  }
+  other_responses.add();
+}
+
+std::string Metrics::prometheus_text(const blink_ring_header* header, bool is_healthy) const {
+  std::string out;
+  append_metric("blink_healthy", "gauge", "1 while the scheduler's heart beats", is_healthy ? 1 : 0,
+                out);
+  append_header("blink_http_responses_total", "counter", "HTTP responses by status", out);
+  for (size_t i = 0; i < kStatuses.size(); ++i) {
+    const std::string label = "{status=\"" + std::to_string(kStatuses[i]) + "\"}";
+    append_value("blink_http_responses_total", label, static_cast<double>(responses[i].value()),
+                 out);
+  }
+  append_value("blink_http_responses_total", "{status=\"other\"}",
+               static_cast<double>(other_responses.value()), out);
+  const auto gauge = [](const std::atomic<int64_t>& value) {
+    return static_cast<double>(value.load(std::memory_order_relaxed));
+  };
+  append_metric("blink_connections_open", "gauge", "Open connections", gauge(connections_open),
+                out);
+  append_metric("blink_requests_running", "gauge", "Requests in the ring", gauge(requests_running),
+                out);
+  const auto count = [&out](const char* name, const char* help, const Counter& counter) {
+    append_metric(name, "counter", help, static_cast<double>(counter.value()), out);
+  };
+  count("blink_connections_accepted_total", "Connections accepted", connections_accepted);
+  count("blink_connections_refused_total", "Connections over the limit", connections_refused);
+  append_header("blink_requests_total", "counter", "Requests by how they ended", out);
+  const auto ending = [&out](const char* label, const Counter& counter) {
+    append_value("blink_requests_total", label, static_cast<double>(counter.value()), out);
+  };
+  ending("{finish_reason=\"stop\"}", requests_stopped);
+  ending("{finish_reason=\"length\"}", requests_at_length);
+  ending("{finish_reason=\"abort\"}", requests_aborted);
+  ending("{finish_reason=\"error\"}", requests_failed);
+  count("blink_prompt_tokens_total", "Prompt tokens of submitted requests", prompt_tokens);
+  count("blink_output_tokens_total", "Output tokens read from the ring", output_tokens);
+  count("blink_sequence_mismatches_total", "Output that was not the request's own",
+        sequence_mismatches);
+  ttft.append_text("blink_ttft_seconds", "Submission to first token", out);
+  itl.append_text("blink_itl_seconds", "Between two tokens of a request", out);
+  e2e.append_text("blink_e2e_seconds", "Submission to last token", out);
+  if (header != nullptr) append_ring(*header, out);
+  return out;
+}
+
+}  // namespace blink

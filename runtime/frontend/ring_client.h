@@ -1,0 +1,87 @@
+// The front end's side of the ring's protocol over any transport: attach, submit, abort, release,
+// read.
+#ifndef BLINK_FRONTEND_RING_CLIENT_H
+#define BLINK_FRONTEND_RING_CLIENT_H
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <vector>
+
+#include "blink/abi.hpp"
+#include "transport/transport.h"
+
+namespace blink {
+
+// Slots are indices within this front end's range. Commands of several threads are serialized by a
+// lock that is taken once or twice a request, never per token.
+class RingClient {
+ public:
+  // Checks the ring and attaches with a new epoch: the owner aborts what an earlier front end of
+  // this range left behind. Throws RingError.
+  RingClient(std::unique_ptr<Transport> transport, uint32_t front_end_index);
+
+  const RingSizes& sizes() const { return sizes_; }
+  uint32_t num_slots() const { return num_slots_; }
+  uint32_t epoch() const { return epoch_; }
+  TransportInfo info() const { return transport_->info(); }
+
+  // Slots that something older than this attach may still occupy.
+  const std::vector<uint32_t>& unsettled_slots() const { return unsettled_; }
+
+  // The number that marks the slot's next request. Network thread.
+  uint32_t next_sequence(uint32_t slot) { return ++sequences_[slot]; }
+
+  // Completes `request` (sequence, epoch, submit number, checksum) and hands it over.
+  Status submit(uint32_t slot, uint32_t sequence, blink_slot_request request,
+                std::span<const uint32_t> prompt_token_ids);
+  Status abort(uint32_t slot, uint32_t sequence) {
+    return send_command(slot, pack_command(sequence, BLINK_COMMAND_ABORT));
+  }
+  Status release(uint32_t slot, uint32_t sequence) {
+    return send_command(slot, pack_command(sequence, BLINK_COMMAND_RELEASE));
+  }
+  // Takes back a submit that the owner has not acted upon.
+  Status withdraw(uint32_t slot, uint32_t sequence) {
+    return send_command(slot, pack_command(sequence, BLINK_COMMAND_NONE));
+  }
+
+  // Bulk read of the slots [first, first + statuses.size()).
+  Status read_statuses(uint32_t first, std::span<blink_slot_status> statuses);
+
+  // Records [first, first + token_ids.size()) of the slot, at most kMaxRecords; then its status
+  // once more, by which the caller knows that the records were its own.
+  static constexpr uint32_t kMaxRecords = 64;
+  Status read_output(uint32_t slot, uint32_t first, std::span<uint32_t> token_ids,
+                     blink_slot_status& status_after);
+
+  Status read_header(blink_ring_header& header) { return transport_->read_object(0, header); }
+  Status write_heartbeat(uint64_t beats);
+  void close() { transport_->close(); }
+
+ private:
+  void attach();
+  Status send_command(uint32_t slot, uint64_t word);
+  uint64_t command_offset(uint32_t slot) const;
+  uint64_t status_offset(uint32_t slot) const;
+  uint64_t front_end_offset() const;
+
+  std::unique_ptr<Transport> transport_;
+  uint32_t front_end_index_;
+  RingSizes sizes_;
+  RingLayout layout_{};
+  uint32_t first_slot_ = 0;
+  uint32_t num_slots_ = 0;
+  uint32_t epoch_ = 0;
+  std::vector<uint32_t> sequences_;
+  std::vector<uint32_t> unsettled_;
+
+  std::mutex command_mutex_;    // guards the two counters and the order of command writes
+  uint64_t submit_number_ = 0;  // submissions since attach
+  uint64_t num_commands_ = 0;   // submit_count
+};
+
+}  // namespace blink
+
+#endif  // BLINK_FRONTEND_RING_CLIENT_H

@@ -1,0 +1,360 @@
+#include "frontend/token_reader.h"
+
+#include <sys/prctl.h>
+
+#include <algorithm>
+
+namespace blink {
+namespace {
+
+constexpr auto kHousekeepingInterval = std::chrono::milliseconds(100);
+constexpr uint32_t kSettledSightings =
+    3;  // housekeeping passes before an empty slot is believed free
+
+}  // namespace
+
+const char* health_name(Health health) {
+  switch (health) {
+    case Health::starting:
+      return "starting";
+    case Health::serving:
+      return "serving";
+    case Health::stalled:
+      return "stalled";
+    case Health::stopped:
+      return "stopped";
+    case Health::lost:
+      return "lost";
+  }
+  return "unknown";
+}
+
+TokenReader::TokenReader(const FrontEndConfig& config, RingClient& ring, SlotTracker& slots,
+                         Metrics& metrics, SpscQueue<TokenEvent>& events, Doorbell& events_bell)
+    : config_(config),
+      ring_(ring),
+      slots_(slots),
+      metrics_(metrics),
+      events_(events),
+      events_bell_(events_bell),
+      new_(ring.num_slots() * 2),
+      statuses_(ring.num_slots()) {
+  urgent_.reserve(ring.num_slots());
+  flowing_.reserve(ring.num_slots());
+  unsettled_.reserve(ring.num_slots());
+  std::vector<bool> is_unsettled(ring.num_slots(), false);
+  for (const uint32_t slot : ring.unsettled_slots()) {
+    is_unsettled[slot] = true;
+    unsettled_.push_back(Watch{.slot = slot, .is_abort_sent = true});
+  }
+  for (uint32_t slot = ring.num_slots(); slot-- > 0;) {
+    if (!is_unsettled[slot]) slots_.mark_released(slot);
+  }
+}
+
+TokenReader::~TokenReader() { stop(std::chrono::milliseconds(0)); }
+
+void TokenReader::start() {
+  last_beat_at_ = last_housekeeping_ = Clock::now();
+  housekeep(last_beat_at_);
+  thread_ = std::thread([this] { run(); });
+}
+
+void TokenReader::stop(std::chrono::milliseconds patience) {
+  if (!thread_.joinable()) return;
+  {
+    const std::lock_guard lock(sleep_mutex_);
+    stop_deadline_ = Clock::now() + patience;
+    is_stopping_.store(true, std::memory_order_relaxed);
+  }
+  wake_.notify_one();
+  thread_.join();
+}
+
+void TokenReader::watch(Generation* generation) {
+  // The queue holds twice the slots; a generation holds a slot. So it cannot be full for long.
+  while (!new_.push(generation)) std::this_thread::yield();
+  {
+    const std::lock_guard lock(sleep_mutex_);
+    has_new_ = true;
+  }
+  wake_.notify_one();
+}
+
+void TokenReader::run() {
+  ::prctl(PR_SET_NAME, "blink-reader");
+  ::prctl(PR_SET_TIMERSLACK, 1000);  // ns; the default of 50 us would double a short sleep
+  uint32_t interval_us = config_.min_poll_interval_us;
+  while (true) {
+    take_new();
+    const bool is_stopping = is_stopping_.load(std::memory_order_relaxed);
+    const Clock::time_point now = Clock::now();
+    if (now - last_housekeeping_ >= kHousekeepingInterval || is_stopping) housekeep(now);
+    const bool has_progress = poll();
+    if (is_stopping) {
+      const bool is_idle = urgent_.empty() && flowing_.empty();
+      if (is_idle || now >= stop_deadline_ || health() != Health::serving) break;
+    }
+    interval_us = has_progress
+                      ? config_.min_poll_interval_us
+                      : std::min(interval_us + interval_us / 2 + 1, config_.max_poll_interval_us);
+    sleep_for_work(interval_us);
+  }
+  take_new();
+  for (Watch& watch : urgent_) end_without_owner(watch, Ending::aborted);
+  for (Watch& watch : flowing_) end_without_owner(watch, Ending::aborted);
+  if (has_emitted_) events_bell_.ring();
+}
+
+void TokenReader::take_new() {
+  Generation* generation = nullptr;
+  while (new_.pop(generation)) {
+    urgent_.push_back(Watch{
+        .generation = generation, .slot = generation->slot, .sequence = generation->sequence});
+  }
+}
+
+// With requests: a plain short sleep, ended early by nothing (it is bounded by
+// max_poll_interval_us). Without: until a request comes or housekeeping is due.
+void TokenReader::sleep_for_work(uint32_t interval_us) {
+  const bool has_requests = !urgent_.empty() || !flowing_.empty();
+  if (has_requests) {
+    std::this_thread::sleep_for(std::chrono::microseconds(interval_us));
+    return;
+  }
+  std::unique_lock lock(sleep_mutex_);
+  wake_.wait_for(lock, kHousekeepingInterval,
+                 [this] { return has_new_ || is_stopping_.load(std::memory_order_relaxed); });
+  has_new_ = false;
+}
+
+// One bulk read of the part of the table that holds watched slots.
+bool TokenReader::refresh_statuses() {
+  uint32_t low = ring_.num_slots();
+  uint32_t high = 0;
+  for (const auto* list : {&urgent_, &flowing_}) {
+    for (const Watch& watch : *list) {
+      low = std::min(low, watch.slot);
+      high = std::max(high, watch.slot + 1);
+    }
+  }
+  if (low >= high) return false;
+  const auto part = std::span(statuses_).subspan(low, high - low);
+  if (ring_.read_statuses(low, part) != Status::ok) {
+    health_.store(Health::lost, std::memory_order_relaxed);
+    return false;
+  }
+  return true;
+}
+
+// Hot path: no allocation, no log. True: something happened.
+bool TokenReader::poll() {
+  if (!refresh_statuses()) return false;
+  has_emitted_ = false;
+  bool has_progress = poll_list(urgent_, true);
+  if (has_emitted_) events_bell_.ring();  // first tokens need not wait for the others
+  has_emitted_ = false;
+  has_progress |= poll_list(flowing_, false);
+  if (has_emitted_) events_bell_.ring();
+  has_emitted_ = false;
+  return has_progress;
+}
+
+bool TokenReader::poll_list(std::vector<Watch>& list, bool moves_to_flowing) {
+  bool has_progress = false;
+  for (size_t i = 0; i < list.size();) {
+    const Progress progress = look_at(list[i]);
+    has_progress |= progress != Progress::none;
+    const bool moves = moves_to_flowing && progress == Progress::some && list[i].num_seen > 0;
+    if (moves) flowing_.push_back(list[i]);
+    if (progress == Progress::done || moves) {
+      list[i] = list.back();
+      list.pop_back();
+    } else {
+      ++i;
+    }
+  }
+  return has_progress;
+}
+
+TokenReader::Progress TokenReader::look_at(Watch& watch) {
+  const StatusWord status = unpack_status(statuses_[watch.slot].word);
+  if (status.sequence != watch.sequence) {
+    if (!watch.is_claimed) return Progress::none;  // the owner has not seen the command yet
+    metrics_.sequence_mismatches.add();
+    end_without_owner(watch, Ending::mismatch);
+    return Progress::done;
+  }
+  const bool was_claimed = std::exchange(watch.is_claimed, true);
+  Progress progress = was_claimed ? Progress::none : Progress::some;
+  if (status.num_generated > watch.num_seen) {
+    progress = read_tokens(watch, status);
+    if (progress == Progress::done) return progress;
+  }
+  if (is_final_state(status.state) && watch.num_seen >= status.num_generated) return finish(watch);
+  if (status.state == BLINK_STATE_EMPTY) {
+    // Emptied without our release: the owner cleared this range.
+    end_without_owner(watch, Ending::mismatch);
+    return Progress::done;
+  }
+  send_abort_if_asked(watch, status);
+  return progress;
+}
+
+// At most kMaxRecords a poll, so that one long answer does not hold up the others.
+TokenReader::Progress TokenReader::read_tokens(Watch& watch, const StatusWord& status) {
+  const uint32_t num_new =
+      std::min(std::min(status.num_generated, ring_.sizes().max_output_tokens) - watch.num_seen,
+               RingClient::kMaxRecords);
+  std::array<uint32_t, RingClient::kMaxRecords> token_ids;
+  blink_slot_status after;
+  if (ring_.read_output(watch.slot, watch.num_seen, std::span(token_ids).first(num_new), after) !=
+      Status::ok) {
+    health_.store(Health::lost, std::memory_order_relaxed);
+    end_without_owner(watch, Ending::stalled);
+    return Progress::done;
+  }
+  if (unpack_status(after.word).sequence != watch.sequence) {
+    metrics_.sequence_mismatches.add();
+    end_without_owner(watch, Ending::mismatch);
+    return Progress::done;
+  }
+  watch.num_seen += num_new;
+  for (uint32_t i = 0; i < num_new; i += TokenEvent::kMaxTokens) {
+    TokenEvent event{.generation = watch.generation};
+    event.num_tokens = static_cast<uint8_t>(std::min(num_new - i, TokenEvent::kMaxTokens));
+    std::copy_n(token_ids.data() + i, event.num_tokens, event.token_ids.data());
+    emit(event);
+  }
+  return Progress::some;
+}
+
+// The final state and all records were seen: take finish_reason from a second reading, then
+// release.
+TokenReader::Progress TokenReader::finish(Watch& watch) {
+  blink_slot_status after;
+  if (ring_.read_statuses(watch.slot, std::span(&after, 1)) != Status::ok ||
+      unpack_status(after.word).sequence != watch.sequence) {
+    end_without_owner(watch, Ending::mismatch);
+    return Progress::done;
+  }
+  TokenEvent event{.generation = watch.generation};
+  event.error = after.error;
+  if (unpack_status(after.word).state == BLINK_STATE_FAILED) {
+    event.ending = Ending::failed;
+  } else if (after.finish_reason == BLINK_FINISH_STOP) {
+    event.ending = Ending::stop;
+  } else if (after.finish_reason == BLINK_FINISH_LENGTH) {
+    event.ending = Ending::length;
+  } else {
+    event.ending = after.finish_reason == BLINK_FINISH_ABORT ? Ending::aborted : Ending::failed;
+  }
+  // The records were copied before this release; the owner may reuse the slot from here on.
+  if (ring_.release(watch.slot, watch.sequence) != Status::ok) {
+    health_.store(Health::lost, std::memory_order_relaxed);
+  }
+  slots_.mark_released(watch.slot);
+  emit(event);
+  return Progress::done;
+}
+
+// An abort may only follow a claimed submit: it overwrites the command word.
+void TokenReader::send_abort_if_asked(Watch& watch, const StatusWord& status) {
+  if (watch.is_abort_sent || is_final_state(status.state)) return;
+  const bool is_asked = watch.generation->is_abort_requested.load(std::memory_order_relaxed) ||
+                        is_stopping_.load(std::memory_order_relaxed);
+  if (!is_asked) return;
+  watch.is_abort_sent = ring_.abort(watch.slot, watch.sequence) == Status::ok;
+}
+
+// Ends the generation towards the client, and keeps its slot under observation until it is free. A
+// submit that the owner has not taken is withdrawn.
+void TokenReader::end_without_owner(Watch& watch, Ending ending) {
+  emit(TokenEvent{.generation = watch.generation, .ending = ending});
+  Watch rest = watch;
+  rest.generation = nullptr;
+  if (!watch.is_claimed) (void)ring_.withdraw(watch.slot, watch.sequence);
+  unsettled_.push_back(rest);
+}
+
+// A slot without a generation: abort and release what still runs in it, then wait for it to be
+// empty.
+TokenReader::Progress TokenReader::clean_up(Watch& watch, const blink_slot_status& raw) {
+  const StatusWord status = unpack_status(raw.word);
+  if (status.state == BLINK_STATE_EMPTY) {
+    if (health() != Health::serving) return Progress::none;  // a silent owner proves nothing
+    if (++watch.num_empty_sightings < kSettledSightings) return Progress::none;
+    slots_.mark_released(watch.slot);
+    return Progress::done;
+  }
+  watch.num_empty_sightings = 0;
+  const bool is_ours = watch.sequence == status.sequence;
+  if (is_final_state(status.state)) {
+    (void)ring_.release(watch.slot, status.sequence);  // looked at again in the next pass
+  } else if (is_ours && !watch.is_abort_sent) {
+    watch.is_abort_sent = ring_.abort(watch.slot, watch.sequence) == Status::ok;
+  }
+  return Progress::none;
+}
+
+void TokenReader::emit(const TokenEvent& event) {
+  // Full: the detokenizer is behind. It never waits for this thread, so this ends.
+  while (!events_.push(event)) {
+    events_bell_.ring();
+    std::this_thread::yield();
+  }
+  has_emitted_ = true;
+}
+
+void TokenReader::housekeep(Clock::time_point now) {
+  last_housekeeping_ = now;
+  (void)ring_.write_heartbeat(++own_heartbeat_);
+  judge_health(now);
+  const Health current = health();
+  if (current == Health::stalled || current == Health::stopped || current == Health::lost) {
+    has_emitted_ = false;
+    for (Watch& watch : urgent_) end_without_owner(watch, Ending::stalled);
+    for (Watch& watch : flowing_) end_without_owner(watch, Ending::stalled);
+    urgent_.clear();
+    flowing_.clear();
+    if (has_emitted_) events_bell_.ring();
+    return;
+  }
+  for (size_t i = 0; i < unsettled_.size();) {
+    blink_slot_status status;
+    const bool is_read =
+        ring_.read_statuses(unsettled_[i].slot, std::span(&status, 1)) == Status::ok;
+    if (is_read && clean_up(unsettled_[i], status) == Progress::done) {
+      unsettled_[i] = unsettled_.back();
+      unsettled_.pop_back();
+    } else {
+      ++i;
+    }
+  }
+}
+
+void TokenReader::judge_health(Clock::time_point now) {
+  blink_ring_header header;
+  if (ring_.read_header(header) != Status::ok) {
+    health_.store(Health::lost, std::memory_order_relaxed);
+    return;
+  }
+  longest_step_ns_ = header.longest_step_ns;
+  if (header.heartbeat != last_heartbeat_) {
+    last_heartbeat_ = header.heartbeat;
+    last_beat_at_ = now;
+    health_.store(Health::serving, std::memory_order_relaxed);
+  }
+  if (header.stopped != 0) {
+    health_.store(Health::stopped, std::memory_order_relaxed);
+    return;
+  }
+  const auto limit =
+      std::max<std::chrono::nanoseconds>(std::chrono::milliseconds(config_.stall_timeout_ms),
+                                         std::chrono::nanoseconds(4 * longest_step_ns_));
+  if (now - last_beat_at_ > limit && health() == Health::serving) {
+    health_.store(Health::stalled, std::memory_order_relaxed);
+  }
+}
+
+}  // namespace blink

@@ -1,0 +1,113 @@
+// The thread that watches the ring: new tokens to the detokenizer, aborts and releases to the ring,
+// health.
+#ifndef BLINK_FRONTEND_TOKEN_READER_H
+#define BLINK_FRONTEND_TOKEN_READER_H
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "frontend/front_end_config.h"
+#include "frontend/generation.h"
+#include "frontend/metrics.h"
+#include "frontend/ring_client.h"
+#include "frontend/slot_tracker.h"
+#include "frontend/spsc_queue.h"
+#include "frontend/token_event.h"
+
+namespace blink {
+
+enum class Health {
+  starting,  // no heartbeat seen yet
+  serving,
+  stalled,  // the heartbeat has been silent for too long
+  stopped,  // the scheduler has returned
+  lost,     // the transport cannot reach the ring
+};
+
+const char* health_name(Health health);
+
+// Polling is adaptive: min_poll_interval while tokens flow, growing to max_poll_interval while none
+// comes, so a token is seen at most max_poll_interval after it is visible. Requests that have no
+// token yet are looked at first. Without requests the thread sleeps and wakes ten times a second to
+// look at the heartbeat.
+class TokenReader {
+ public:
+  TokenReader(const FrontEndConfig& config, RingClient& ring, SlotTracker& slots, Metrics& metrics,
+              SpscQueue<TokenEvent>& events, Doorbell& events_bell);
+  ~TokenReader();
+
+  void start();
+  // Asks for all requests to be aborted, waits up to `patience` for the ring's owner to do so, and
+  // ends.
+  void stop(std::chrono::milliseconds patience);
+
+  // Network thread: the generation was submitted. The reader keeps it until its last event.
+  void watch(Generation* generation);
+
+  Health health() const { return health_.load(std::memory_order_relaxed); }
+
+ private:
+  // A slot under observation. Without a generation it is only cleaned up.
+  struct Watch {
+    Generation* generation = nullptr;
+    uint32_t slot = 0;
+    uint32_t sequence = 0;
+    uint32_t num_seen = 0;    // records read
+    bool is_claimed = false;  // the owner has taken the request
+    bool is_abort_sent = false;
+    uint8_t num_empty_sightings = 0;  // unsettled slots: housekeeping passes that found it empty
+  };
+  enum class Progress { none, some, done };  // done: drop the watch
+
+  void run();
+  void take_new();
+  bool poll();
+  bool poll_list(std::vector<Watch>& list, bool moves_to_flowing);
+  Progress look_at(Watch& watch);
+  Progress read_tokens(Watch& watch, const StatusWord& status);
+  Progress finish(Watch& watch);
+  Progress clean_up(Watch& watch, const blink_slot_status& status);
+  void send_abort_if_asked(Watch& watch, const StatusWord& status);
+  void emit(const TokenEvent& event);
+  void end_without_owner(Watch& watch, Ending ending);
+  void sleep_for_work(uint32_t interval_us);
+  void housekeep(Clock::time_point now);
+  void judge_health(Clock::time_point now);
+  bool refresh_statuses();
+
+  const FrontEndConfig& config_;
+  RingClient& ring_;
+  SlotTracker& slots_;
+  Metrics& metrics_;
+  SpscQueue<TokenEvent>& events_;
+  Doorbell& events_bell_;
+
+  SpscQueue<Generation*> new_;  // the urgent list's inbox
+  std::vector<Watch> urgent_;   // no token yet
+  std::vector<Watch> flowing_;
+  std::vector<Watch> unsettled_;             // no generation
+  std::vector<blink_slot_status> statuses_;  // the front end's mirror of its range
+  bool has_emitted_ = false;
+
+  uint64_t last_heartbeat_ = 0;
+  Clock::time_point last_beat_at_;
+  Clock::time_point last_housekeeping_;
+  uint64_t own_heartbeat_ = 0;
+  uint64_t longest_step_ns_ = 0;
+  std::atomic<Health> health_{Health::starting};  // relaxed: a gauge
+
+  std::mutex sleep_mutex_;
+  std::condition_variable wake_;
+  bool has_new_ = false;                  // under sleep_mutex_
+  std::atomic<bool> is_stopping_{false};  // relaxed: the join orders everything
+  Clock::time_point stop_deadline_;       // set before is_stopping_, under sleep_mutex_
+  std::thread thread_;
+};
+
+}  // namespace blink
+
+#endif  // BLINK_FRONTEND_TOKEN_READER_H

@@ -1,0 +1,11 @@
+// blink_runtime._native: ring, tokenizer and front end for the Python shell.
+#include "native/bindings.h"
+
+NB_MODULE(_native, module) {
+  module.doc() = "The native half of blink-runtime.";
+  blink::bind_ring(module);
+#ifdef BLINK_HAS_TOKENIZER
+  blink::bind_tokenizer(module);
+#endif
+  blink::bind_front_end(module);
+}

@@ -1,0 +1,41 @@
+// A ring as Python holds it: in shared memory that it made or opened, or in memory of someone else.
+#ifndef BLINK_NATIVE_RING_HANDLE_H
+#define BLINK_NATIVE_RING_HANDLE_H
+
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "transport/ring_layout.h"
+#include "transport/shared_memory.h"
+#include "transport/transport.h"
+
+namespace blink {
+
+class RingHandle {
+ public:
+  // In new shared memory `name`.
+  static RingHandle create(const std::string& name, const RingSizes& sizes);
+  // In zeroed memory that the caller owns, such as pinned host memory.
+  static RingHandle create_at(uint64_t address, uint64_t num_bytes, const RingSizes& sizes);
+  // An existing ring.
+  static RingHandle open(const std::string& name);
+
+  uint64_t address() const { return reinterpret_cast<uint64_t>(bytes_.data()); }
+  uint64_t num_bytes() const { return bytes_.size(); }
+  std::string name() const { return memory_ ? memory_->name() : std::string(); }
+  RingView view() const { return RingView(bytes_.data()); }
+  void request_stop() const;
+  std::unique_ptr<Transport> connect() const;
+
+ private:
+  RingHandle(std::optional<SharedMemory> memory, std::span<std::byte> bytes)
+      : memory_(std::move(memory)), bytes_(bytes) {}
+
+  std::optional<SharedMemory> memory_;
+  std::span<std::byte> bytes_;
+};
+
+}  // namespace blink
+
+#endif  // BLINK_NATIVE_RING_HANDLE_H
