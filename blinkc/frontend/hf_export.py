@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
 import warnings
 from typing import Any
@@ -15,6 +14,7 @@ from blinkc.frontend.hf_interfaces import interfaces, tracing_positions
 from blinkc.frontend.hf_model import HollowModel
 
 OPSET = 18
+STEP_INPUTS = ("input_ids", "positions", "rows")
 _MAX_TOKENS = 1 << 20  # upper end of the symbolic token count, for torch.export alone
 _PREFIX = "model."
 
@@ -61,14 +61,9 @@ def export_decoder(hollow: HollowModel) -> onnx.ModelProto:
     """Trace the model and write it as ONNX, opset 18 in primitive ops; no weight is read.
 
     Raises:
-        BlinkError: the model cannot be traced, or takes no positions.
+        BlinkError: the model cannot be traced.
     """
     name = type(hollow.model).__name__
-    if "position_ids" not in inspect.signature(hollow.model.forward).parameters:
-        raise BlinkError(
-            f"{name} takes no position_ids: its positions come from the attention mask (as ALiBi's do)",
-            hint="such models cannot be compiled",
-        )
     register_schemas()
     tokens = torch.export.Dim("T", min=1, max=_MAX_TOKENS)
     samples = torch.export.Dim("R", min=1, max=_MAX_TOKENS)

@@ -170,6 +170,8 @@ def attend(
             f"{where} has heads of {query.shape[-1]} for queries and {value.shape[-1]} for values",
             hint="latent attention with unequal head sizes is not supported",
         )
+    if query.shape[2] != 1:
+        return torch.empty_like(query).transpose(1, 2), None  # a sequence: shapes alone are looked at
     out = paged_attention(
         query.squeeze(2),
         key.squeeze(2),

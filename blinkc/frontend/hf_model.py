@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -52,6 +53,12 @@ def hollow_model(config: Any, *, dtype: str, max_seqlen: int) -> HollowModel:
             hint="only decoders that go through transformers' attention interface can be compiled",
         ) from error
     model.eval()
+    name = type(model).__name__
+    if "position_ids" not in inspect.signature(model.forward).parameters:
+        raise BlinkError(
+            f"{name} takes no position_ids: its positions come from the attention mask (as ALiBi's do)",
+            hint="such models cannot be compiled",
+        )
     _use_our_experts(model)
     notes = tuple(_fix_rope(model, max_seqlen))
     model.tie_weights()
