@@ -48,7 +48,7 @@ def compile_model(
             "read",
             "reading the model",
             options=stages.read_options(config),
-            make=lambda folder: stages.read_model(config, folder, run.files),
+            make=lambda folder: stages.read_model(config, build, folder, run.files),
         )
         run.stage(
             "segment",

@@ -10,7 +10,7 @@ import platform
 import shutil
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from blinkc.artifacts import (
     WeightFiles,
@@ -25,6 +25,9 @@ from blinkc.capture.plan_capture import plan_capture
 from blinkc.config import CompileConfig
 from blinkc.errors import BlinkError
 from blinkc.model_source import ModelSource, find_model
+
+if TYPE_CHECKING:
+    from blinkc.frontend.decoder_graph import DecoderGraph
 
 # Distributions (and "c++") whose version decides what a stage writes.
 TOOLS: dict[str, tuple[str, ...]] = {
@@ -74,10 +77,12 @@ def read_options(config: CompileConfig) -> dict[str, Any]:
     }
 
 
-def read_model(config: CompileConfig, folder: Path, files: WeightFiles) -> None:
+def read_model(
+    config: CompileConfig, build: BuildFolder, folder: Path, files: WeightFiles
+) -> None:
     """Read the model into one decoder graph; keep the tokenizer's files beside it."""
     source = find_model(config.model)
-    graph = _decoder_graph(config, source)
+    graph = _decoder_graph(config, source, build.path.resolve() / "weights")
     save_graph(graph, folder, files)
     tokenizer = folder / "tokenizer"
     tokenizer.mkdir()
@@ -85,7 +90,7 @@ def read_model(config: CompileConfig, folder: Path, files: WeightFiles) -> None:
         shutil.copyfile(path, tokenizer / path.name)
 
 
-def _decoder_graph(config: CompileConfig, source: ModelSource) -> Any:
+def _decoder_graph(config: CompileConfig, source: ModelSource, rewritten: Path) -> DecoderGraph:
     if source.is_onnx:
         if config.random_weights_seed is not None:
             raise BlinkError("--random-weights is for checkpoints; an ONNX file brings its own")
@@ -99,12 +104,13 @@ def _decoder_graph(config: CompileConfig, source: ModelSource) -> Any:
         dtype=config.resolved_dtype,
         max_seqlen=config.rope_seqlen,
         random_weights_seed=config.random_weights_seed,
+        cache_dir=rewritten,  # checkpoints that transformers must rewrite, such as GGUF
     )
 
 
 def segment_model(build: BuildFolder, folder: Path, files: WeightFiles) -> None:
     """Cut the graph into few distinct segments."""
-    from blinkc.surgery.segment_decoder import segment_decoder
+    from blinkc.surgery import segment_decoder
 
     graph = load_graph(build.stage_folder("read"), files)
     save_segmented(segment_decoder(graph), folder, files)
