@@ -8,8 +8,9 @@ namespace blink {
 
 void bind_ring(nanobind::module_& module);
 void bind_front_end(nanobind::module_& module);
-void bind_tokenizer(nanobind::module_& module);
 
 }  // namespace blink
+
+void bind_tokenizer(nanobind::module_& module);
 
 #endif  // BLINK_NATIVE_BINDINGS_H

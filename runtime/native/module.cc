@@ -5,7 +5,7 @@ NB_MODULE(_native, module) {
   module.doc() = "The native half of blink-runtime.";
   blink::bind_ring(module);
 #ifdef BLINK_HAS_TOKENIZER
-  blink::bind_tokenizer(module);
+  bind_tokenizer(module);
 #endif
   blink::bind_front_end(module);
 }

@@ -1,0 +1,136 @@
+"""Render chat templates as HuggingFace does: messages -> the prompt's text.
+
+The environment follows transformers' `utils/chat_template_utils.py`: an immutable sandbox, trimmed
+blocks, loop controls, the `generation` tag, `raise_exception`, `strftime_now` and a `tojson` that keeps
+characters outside ASCII.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from typing import Any
+
+import jinja2
+import jinja2.ext
+import jinja2.nodes
+import jinja2.parser
+import jinja2.sandbox
+
+_RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
+
+
+class ChatTemplateError(ValueError):
+    """The template refused these messages: the client's to fix, and what it is told."""
+
+
+class ChatTemplate:
+    """A compiled chat template.
+
+    Args:
+        source: the Jinja source of the checkpoint.
+        special_tokens: names such as `bos_token` -> text, which templates refer to.
+
+    Raises:
+        ChatTemplateError: the source is not a template.
+    """
+
+    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
+        try:
+            self._template = _environment().from_string(source)
+        except jinja2.TemplateError as error:
+            raise ChatTemplateError(f"the chat template does not compile: {error}") from error
+        self._special_tokens = dict(special_tokens)
+
+    def render(
+        self,
+        messages: list[dict[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> str:
+        """Render the prompt of a chat.
+
+        Raises:
+            ChatTemplateError: the template called `raise_exception`, or cannot take these messages.
+        """
+        kwargs = dict(kwargs or {})
+        if clash := sorted(_RESERVED & kwargs.keys()):
+            raise ChatTemplateError(f"chat_template_kwargs must not set '{clash[0]}'")
+        context = {**self._special_tokens, **kwargs}
+        try:
+            return self._template.render(
+                messages=messages,
+                tools=None,
+                documents=None,
+                add_generation_prompt=add_generation_prompt,
+                **context,
+            )
+        except (jinja2.TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
+            raise ChatTemplateError(
+                f"the chat template refused the messages: {error}"
+            ) from error
+
+    def render_json(self, text: str) -> str:
+        """Render the front end's JSON: messages, add_generation_prompt, kwargs -> prompt."""
+        request = json.loads(text)
+        return self.render(
+            request["messages"],
+            add_generation_prompt=request["add_generation_prompt"],
+            kwargs=request["kwargs"],
+        )
+
+
+def refuse_chats(_: str) -> str:
+    """Stand for the template of a model that has none."""
+    raise ChatTemplateError("this model has no chat template; use /v1/completions")
+
+
+class _GenerationTag(jinja2.ext.Extension):
+    """`{% generation %}...{% endgeneration %}`: marks the assistant's text for training; no-op here."""
+
+    tags = {"generation"}
+
+    def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        call = self.call_method("_render")
+        return jinja2.nodes.CallBlock(call, [], [], body).set_lineno(line)
+
+    @staticmethod
+    def _render(caller: Callable[[], str]) -> str:
+        return caller()
+
+
+def _environment() -> jinja2.Environment:
+    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+        trim_blocks=True,
+        lstrip_blocks=True,
+        extensions=[_GenerationTag, jinja2.ext.loopcontrols],
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    return environment
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    # Jinja's own tojson escapes for HTML; templates of language models do not want that.
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
+
+
+def _raise_exception(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def _strftime_now(format: str) -> str:
+    return datetime.now().strftime(format)

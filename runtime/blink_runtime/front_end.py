@@ -1,0 +1,115 @@
+"""Start the native front end over a ring: options, tokenizer and chat template -> HTTP server.
+
+Python renders chat templates, once a request; nothing else on a token's path comes here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+from blink_runtime import _native
+from blink_runtime.chat_template import ChatTemplate, refuse_chats
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FrontEndOptions:
+    """What a user or a bundle decides; names and units are those of `front_end_config.h`."""
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    model_name: str = "model"
+    api_keys: tuple[str, ...] = ()
+    eos_token_ids: tuple[int, ...] = ()
+    front_end_index: int = 0
+    serves_chat_page: bool = True
+    max_connections: int = 1024
+    max_header_bytes: int = 16 * 1024
+    max_body_bytes: int = 8 * 1024 * 1024
+    max_buffered_bytes: int = 4 * 1024 * 1024
+    header_timeout_ms: int = 10_000
+    body_timeout_ms: int = 30_000
+    idle_timeout_ms: int = 75_000
+    write_timeout_ms: int = 30_000
+    num_prepare_threads: int = 1
+    inline_prompt_bytes: int = 16 * 1024
+    min_poll_interval_us: int = 20
+    max_poll_interval_us: int = 200
+    stall_timeout_ms: int = 2_000
+
+
+class FrontEnd:
+    """An OpenAI-compatible server over one ring.
+
+    Args:
+        ring: a `_native.Ring`.
+        codec: a `_native.Tokenizer`, or an object with `encode` and `make_decoder`
+            (`blink_runtime.fallback_tokenizer`).
+        chat_template: None refuses chats by name.
+        options: see `FrontEndOptions`.
+
+    Raises:
+        _native.RingError: the ring cannot be attached to.
+        RuntimeError: the address cannot be bound.
+    """
+
+    def __init__(
+        self,
+        ring: _native.Ring,
+        codec: Any,
+        chat_template: ChatTemplate | None,
+        options: FrontEndOptions,
+    ) -> None:
+        fields: dict[str, Any] = {
+            name: list(value) if isinstance(value, tuple) else value
+            for name, value in dataclasses.asdict(options).items()
+        }
+        fields["has_chat_template"] = chat_template is not None
+        render: Callable[[str], str] = refuse_chats
+        if chat_template is not None:
+            render = chat_template.render_json
+        self._options = options
+        self._native = _native.FrontEnd(ring, codec, render, fields)
+
+    def start(self) -> None:
+        """Serve from now on, on threads of its own."""
+        self._native.start()
+
+    def close(self, patience_s: float = 0.0) -> None:
+        """Take no more requests, let running ones end within `patience_s`, abort the rest."""
+        self._native.stop(patience_s)
+
+    @property
+    def port(self) -> int:
+        """The port that is bound, also when 0 was asked for."""
+        return self._native.port
+
+    @property
+    def url(self) -> str:
+        """Where to reach it."""
+        host = self._options.host
+        return f"http://{f'[{host}]' if ':' in host else host}:{self.port}"
+
+    @property
+    def health(self) -> str:
+        """One of starting, serving, stalled, stopped, lost."""
+        return self._native.health
+
+    def stats(self) -> dict[str, int]:
+        """Counts since the start, and the gauges of this moment."""
+        return self._native.stats()
+
+    def __enter__(self) -> FrontEnd:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
