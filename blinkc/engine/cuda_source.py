@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import jinja2
-
+from blinkc.codegen.environment import render_template
 from blinkc.engine.cuda_instances import GEMV_INSTANCES, GemvInstance
-from blinkc.resources import templates_folder
+from blinkc.errors import BlinkError
 
 CUDA_DTYPES = {"bf16": "bf16", "fp16": "fp16", "fp32": "float", "int32": "int32_t", "bool": "bool"}
-_ACTIVATIONS = {"silu": "kSilu", "gelu": "kGelu", "gelu_tanh": "kGeluTanh"}
+HEAD_SIZES = (64, 80, 96, 128, 256)
+MAX_GROUP = 16
+ACTIVATIONS = {"silu": "kSilu", "gelu": "kGelu", "gelu_tanh": "kGeluTanh"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,30 +41,53 @@ class CudaNeeds:
     gemv: tuple[GemvInstance, ...] = GEMV_INSTANCES
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Context:
+    """What cuda_kernels.cu.jinja is filled with."""
+
+    dtype: str
+    logits_dtype: str
+    gemv_variants: tuple[GemvInstance, ...]
+    heads: tuple[HeadInstance, ...]
+    head_dims: tuple[int, ...]
+    activation: str
+    ids_dtype: str
+    expert_weights_dtype: str
+    row_kernels: tuple[str, ...]
+
+
 def render_cuda_source(needs: CudaNeeds) -> str:
-    """Return the .cu text; compiles by itself with the include folder on its path."""
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(templates_folder()),
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-        autoescape=False,
-    )
+    """Return the .cu text; compiles by itself with the include folder on its path.
+
+    Raises:
+        BlinkError: a head size, group or activation that the kernels do not have.
+    """
+    for dim, group in needs.heads:
+        if dim not in HEAD_SIZES or not 1 <= group <= MAX_GROUP:
+            raise BlinkError(
+                f"attention with head size {dim} and {group} query heads a KV head",
+                hint=f"the cuda engine has head sizes {HEAD_SIZES} and groups up to {MAX_GROUP}",
+            )
+    if needs.activation and needs.activation not in ACTIVATIONS:
+        raise BlinkError(
+            f"experts with activation {needs.activation!r}",
+            hint=f"the cuda engine has {', '.join(ACTIVATIONS)}",
+        )
     heads = sorted({(dim, group > 8) for dim, group in needs.heads})
-    return environment.get_template("cuda_kernels.cu.jinja").render(
+    context = _Context(
         dtype=CUDA_DTYPES[needs.dtype],
         logits_dtype=CUDA_DTYPES[needs.logits_dtype],
         gemv_variants=needs.gemv,
-        heads=[
+        heads=tuple(
             HeadInstance(
                 name=f"{dim}_wide" if wide else str(dim), dim=dim, wide="true" if wide else "false"
             )
             for dim, wide in heads
-        ],
-        head_dims=sorted({dim for dim, _ in heads}),
-        activation=_ACTIVATIONS[needs.activation] if needs.activation else "",
+        ),
+        head_dims=tuple(sorted({dim for dim, _ in heads})),
+        activation=ACTIVATIONS[needs.activation] if needs.activation else "",
         ids_dtype={"int32": "int32_t", "int64": "int64_t"}[needs.ids_dtype],
         expert_weights_dtype=CUDA_DTYPES[needs.expert_weights_dtype],
         row_kernels=needs.row_kernels,
     )
+    return render_template("cuda_kernels.cu.jinja", context)

@@ -116,7 +116,7 @@ class _Renderer:
             ),
             calls=calls,
             packed=tuple(self.packed),
-            caches=tuple((a.num_kv_heads, a.head_dim) for a in model.spec.attention),
+            caches=self._caches(),
             experts=tuple(self._experts_sizes()),
             keys=tuple((int(k.kind == "decode"), k.batch, k.seqlen) for k in plan.keys),
             arena_bytes=arena_bytes,
@@ -205,13 +205,10 @@ class _Renderer:
         return CallText(kind="segment", name=program.name, arguments=tuple(arguments))
 
     def _attention_call(self, call: CutOpCall) -> CallText:
-        layer = int(call.attributes["layer"])
-        spec = self.segmented.spec.attention[layer]
+        given = call.attributes
+        layer = int(given["layer"])
         q, k, v, positions = (self._value(x, "float") for x in call.activations[:4])
         sinks = f"step.weight({self._weight_index(call.weights[0])})" if call.weights else "nullptr"
-        scale = float(call.attributes.get("scale", spec.scale))
-        window = int(call.attributes.get("window", spec.window))
-        softcap = float(call.attributes.get("softcap", spec.softcap))
         arguments = {
             "q": q,
             "k": k,
@@ -224,17 +221,29 @@ class _Renderer:
             "row_lane": "step.buffers.row_lane",
             "page_table": "step.buffers.page_table",
             "num_tokens": "step.num_tokens",
-            "num_q_heads": str(spec.num_q_heads),
-            "num_kv_heads": str(spec.num_kv_heads),
-            "head_dim": str(spec.head_dim),
+            "num_q_heads": str(given["num_q_heads"]),
+            "num_kv_heads": str(given["num_kv_heads"]),
+            "head_dim": str(given["head_dim"]),
             "page_size": str(self.plan.page_size_tokens),
             "max_pages_per_lane": str(self.plan.max_pages_per_lane),
             "num_pages": "step.num_pages()",
-            "window": str(window),
-            "scale": print_number(scale, "fp32"),
-            "softcap": print_number(softcap, "fp32"),
+            "window": str(given.get("window", 0)),
+            "scale": print_number(float(given["scale"]), "fp32"),
+            "softcap": print_number(float(given.get("softcap", 0.0)), "fp32"),
         }
         return CallText(kind="attention", name="", arguments=tuple(arguments.items()))
+
+    def _caches(self) -> tuple[tuple[int, int], ...]:
+        """Return KV heads and head size by layer."""
+        layers = {
+            int(call.attributes["layer"]): (
+                int(call.attributes["num_kv_heads"]),
+                int(call.attributes["head_dim"]),
+            )
+            for call in self.segmented.calls
+            if isinstance(call, CutOpCall) and call.op == "PagedAttention"
+        }
+        return tuple(layers[layer] for layer in range(len(layers)))
 
     def _experts_call(self, call: CutOpCall) -> CallText:
         spec = self.segmented.spec.experts[int(call.attributes["layer"])]

@@ -224,7 +224,7 @@ void gemm_block(const GemmArgs<T>& a, uint32_t row, uint32_t panel, uint32_t k_b
   } else {
     load_tile<kRows>(out, a.out_stride, columns, acc);
   }
-  gemm_tile<T, kRows, kPanels>(x, a.x_stride, a.weight->panel<T>(panel), size_t{k} * kPanelColumns,
+  gemm_tile<T, kRows, kPanels>(x, a.x_stride, a.weight->template panel<T>(panel), size_t{k} * kPanelColumns,
                                k_begin, k_end, acc);
   const bool last = k_end == k;
   store_tile<kRows>(out, a.out_stride, columns, last && a.bias ? a.bias + first : nullptr, acc);

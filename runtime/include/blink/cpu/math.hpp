@@ -7,8 +7,6 @@
 
 namespace blink::cpu {
 
-inline float select_bits(bool condition, float a, float b) { return condition ? a : b; }
-
 // Cephes' expf: 2^n * P(r), |r| <= ln 2 / 2. Below -87.3 the result is 0 (no denormals), above 88.7 inf.
 inline float exp_f32(float x) {
   constexpr float kLog2e = 1.44269504088896341f;
