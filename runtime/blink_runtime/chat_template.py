@@ -10,13 +10,16 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jinja2
 import jinja2.ext
 import jinja2.nodes
 import jinja2.parser
 import jinja2.sandbox
+
+if TYPE_CHECKING:
+    from blinkc.bundle.reader import Bundle
 
 _RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
 
@@ -68,11 +71,9 @@ class ChatTemplate:
                 **context,
             )
         except (jinja2.TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
-            raise ChatTemplateError(
-                f"the chat template refused the messages: {error}"
-            ) from error
+            raise ChatTemplateError(f"the chat template refused the messages: {error}") from error
 
-    def render_json(self, text: str) -> str:
+    def __call__(self, text: str) -> str:
         """Render the front end's JSON: messages, add_generation_prompt, kwargs -> prompt."""
         request = json.loads(text)
         return self.render(
@@ -80,6 +81,16 @@ class ChatTemplate:
             add_generation_prompt=request["add_generation_prompt"],
             kwargs=request["kwargs"],
         )
+
+
+def load_chat_template(bundle: Bundle) -> ChatTemplate | None:
+    """Return the bundle's chat template, or None where it has none."""
+    tokenizer = bundle.manifest.tokenizer
+    if tokenizer.chat_template is None:
+        return None
+    named = {"bos_token": tokenizer.bos_token, "eos_token": tokenizer.eos_token}
+    source = bundle.read_bytes(tokenizer.chat_template).decode()
+    return ChatTemplate(source, {name: text for name, text in named.items() if text is not None})
 
 
 def refuse_chats(_: str) -> str:

@@ -70,7 +70,7 @@ class FrontEnd:
         fields["has_chat_template"] = chat_template is not None
         render: Callable[[str], str] = refuse_chats
         if chat_template is not None:
-            render = chat_template.render_json
+            render = chat_template
         self._options = options
         self._native = _native.FrontEnd(ring, codec, render, fields)
 
