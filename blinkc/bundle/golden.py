@@ -60,24 +60,15 @@ def run_golden(
 
 
 class PythonRing:
-    """A ring in this process's memory, with its header filled in and one request's worth of use."""
+    """A ring in this process's memory, with its header filled in, for one golden prompt."""
 
     def __init__(self, limits: Limits) -> None:
-        self._limits = limits
-        layout = abi.ring_layout(
-            num_slots=limits.num_slots,
-            num_front_ends=limits.num_front_ends,
-            max_prompt_tokens=limits.max_prompt_tokens,
-            max_output_tokens=limits.max_output_tokens,
-            output_record_bytes=limits.output_record_bytes,
-            trace_capacity=limits.trace_capacity,
-        )
+        layout = _layout_from_limits(limits)
         self.num_bytes = layout.ring_bytes
         self._map = mmap.mmap(-1, layout.ring_bytes)  # zeroed, on a page boundary
         self._bytes = (ctypes.c_char * layout.ring_bytes).from_buffer(self._map)
         self.address = ctypes.addressof(self._bytes)
-        self._layout = layout
-        self._header = self._struct("blink_ring_header", 0)
+        self._header = abi.structs()["blink_ring_header"].from_address(self.address)
         values: dict[str, Any] = {
             "abi_version": abi.constants()["BLINK_ABI_VERSION"],
             "header_bytes": abi.size_of("blink_ring_header"),
@@ -87,59 +78,13 @@ class PythonRing:
         for name, value in values.items():
             setattr(self._header, name, value)
         self._header.magic = abi.constants()["BLINK_MAGIC"]
-
-    def _struct(self, name: str, offset: int) -> Any:
-        return abi.structs()[name].from_buffer(self._map, offset)
+        self._probe = RingProbe(limits, self.address)
 
     def complete(
         self, prompt_token_ids: Sequence[int], num_tokens: int, timeout_s: float
     ) -> list[int]:
-        """Submit a greedy request in slot 0 and return its tokens."""
-        constants = abi.constants()
-        self._write_request(prompt_token_ids, num_tokens)
-        front_end = self._struct("blink_front_end", self._layout.front_end_offset)
-        command = self._struct("blink_slot_command", self._layout.command_offset)
-        command.submit_number = 1
-        command.word = (1 << 32) | constants["BLINK_COMMAND_SUBMIT"]
-        front_end.submit_count = 1
-        status = self._struct("blink_slot_status", self._layout.status_offset)
-        deadline = time.monotonic() + timeout_s
-        final = (constants["BLINK_STATE_DECODE_COMPLETED"], constants["BLINK_STATE_FAILED"])
-        while True:
-            word = status.word
-            state = (word >> 24) & 0xFF
-            if word >> 32 == 1 and state in final:
-                break
-            if time.monotonic() > deadline:
-                raise BlinkError(f"the golden prompt did not finish within {timeout_s:.0f} s")
-            time.sleep(0.001)
-        if state == constants["BLINK_STATE_FAILED"]:
-            raise BlinkError(f"the golden prompt failed with error {status.error} (abi.h)")
-        count = word & constants["BLINK_MAX_NUM_GENERATED"]
-        record = self._limits.output_record_bytes // 4
-        area = (ctypes.c_uint32 * (count * record)).from_buffer(
-            self._map, self._layout.output_offset
-        )
-        return [area[number * record] for number in range(count)]
-
-    def _write_request(self, prompt_token_ids: Sequence[int], num_tokens: int) -> None:
-        front_end = self._struct("blink_front_end", self._layout.front_end_offset)
-        front_end.epoch = 1
-        front_end.heartbeat = 1
-        count = len(prompt_token_ids)
-        prompt = (ctypes.c_uint32 * count).from_buffer(self._map, self._layout.prompt_offset)
-        prompt[:] = list(prompt_token_ids)
-        request = self._struct("blink_slot_request", self._layout.request_offset)
-        request.sequence = request.epoch = request.submit_number = request.seed = 1
-        request.num_prompt_tokens = count
-        request.max_output_tokens = num_tokens
-        request.flags = abi.constants()["BLINK_REQUEST_IGNORE_EOS"]
-        request.top_p = request.repetition_penalty = 1.0
-        skip = abi.offset_of("blink_slot_request", "sequence")
-        size = abi.size_of("blink_slot_request") - skip
-        offset = self._layout.request_offset + skip
-        words = list((ctypes.c_uint32 * (size // 4)).from_buffer_copy(self._map, offset))
-        request.checksum = payload_checksum([*words, *prompt_token_ids])
+        """Submit a greedy request and return its tokens; see `RingProbe.complete`."""
+        return self._probe.complete(prompt_token_ids, num_tokens, timeout_s)
 
     def stop(self) -> None:
         """Tell the scheduler to return."""
@@ -149,6 +94,98 @@ class PythonRing:
         """Free the ring; the target must have been closed."""
         del self._header
         del self._bytes
+
+
+class RingProbe:
+    """The host side of one request in slot 0 of a ring that no front end has attached to yet.
+
+    Args:
+        limits: the sizes that the ring was laid out with.
+        address: where the ring lies in this process.
+    """
+
+    def __init__(self, limits: Limits, address: int) -> None:
+        self._limits = limits
+        self._layout = _layout_from_limits(limits)
+        self._address = address
+
+    def _struct(self, name: str, offset: int) -> Any:
+        return abi.structs()[name].from_address(self._address + offset)
+
+    def complete(
+        self, prompt_token_ids: Sequence[int], num_tokens: int, timeout_s: float
+    ) -> list[int]:
+        """Submit a greedy request, return its tokens and give the slot back.
+
+        Raises:
+            BlinkError: the request failed, or took longer than `timeout_s`.
+        """
+        constants = abi.constants()
+        self._write_request(prompt_token_ids, num_tokens)
+        self._write_command(constants["BLINK_COMMAND_SUBMIT"], 1)
+        final = (constants["BLINK_STATE_DECODE_COMPLETED"], constants["BLINK_STATE_FAILED"])
+        word = self._wait_for(final, timeout_s)
+        if (word >> 24) & 0xFF == constants["BLINK_STATE_FAILED"]:
+            error = self._struct("blink_slot_status", self._layout.status_offset).error
+            raise BlinkError(f"the golden prompt failed with error {error} (abi.h)")
+        count = word & constants["BLINK_MAX_NUM_GENERATED"]
+        stride = self._limits.output_record_bytes // 4
+        records = (ctypes.c_uint32 * (count * stride)).from_address(
+            self._address + self._layout.output_offset
+        )
+        tokens = [records[number * stride] for number in range(count)]
+        self._write_command(constants["BLINK_COMMAND_RELEASE"], 2)
+        self._wait_for((constants["BLINK_STATE_EMPTY"],), timeout_s)
+        return tokens
+
+    def _write_command(self, command: int, number: int) -> None:
+        slot = self._struct("blink_slot_command", self._layout.command_offset)
+        slot.submit_number = number
+        slot.word = (1 << 32) | command
+        self._struct("blink_front_end", self._layout.front_end_offset).submit_count = number
+
+    def _wait_for(self, states: Sequence[int], timeout_s: float) -> int:
+        """Return the status word once the request is in one of `states`."""
+        status = self._struct("blink_slot_status", self._layout.status_offset)
+        deadline = time.monotonic() + timeout_s
+        while True:
+            word = int(status.word)
+            if word >> 32 == 1 and (word >> 24) & 0xFF in states:
+                return word
+            if time.monotonic() > deadline:
+                raise BlinkError(f"the golden prompt did not finish within {timeout_s:.0f} s")
+            time.sleep(0.001)
+
+    def _write_request(self, prompt_token_ids: Sequence[int], num_tokens: int) -> None:
+        front_end = self._struct("blink_front_end", self._layout.front_end_offset)
+        front_end.epoch = 1
+        front_end.heartbeat = 1
+        count = len(prompt_token_ids)
+        prompt_address = self._address + self._layout.prompt_offset
+        prompt = (ctypes.c_uint32 * count).from_address(prompt_address)
+        prompt[:] = list(prompt_token_ids)
+        request = self._struct("blink_slot_request", self._layout.request_offset)
+        request.sequence = request.epoch = request.submit_number = request.seed = 1
+        request.num_prompt_tokens = count
+        request.max_output_tokens = num_tokens
+        request.flags = abi.constants()["BLINK_REQUEST_IGNORE_EOS"]
+        request.top_p = request.repetition_penalty = 1.0
+        skip = abi.offset_of("blink_slot_request", "sequence")
+        size = abi.size_of("blink_slot_request") - skip
+        address = self._address + self._layout.request_offset + skip
+        words = list((ctypes.c_uint32 * (size // 4)).from_address(address))
+        request.checksum = payload_checksum([*words, *prompt_token_ids])
+
+
+def _layout_from_limits(limits: Limits) -> abi.RingLayout:
+    return abi.ring_layout(
+        num_slots=limits.num_slots,
+        num_front_ends=limits.num_front_ends,
+        max_prompt_tokens=limits.max_prompt_tokens,
+        max_output_tokens=limits.max_output_tokens,
+        output_record_bytes=limits.output_record_bytes,
+        trace_capacity=limits.trace_capacity,
+    )
 
 
 _LIMITS_IN_HEADER = (

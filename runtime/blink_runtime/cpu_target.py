@@ -6,13 +6,10 @@ The thread is native from end to end; Python starts it, stops it and otherwise s
 from __future__ import annotations
 
 import ctypes
-import json
-import mmap
 import os
 import platform
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
@@ -48,66 +45,6 @@ def _cgroup_quota_cores(root: Path = Path("/sys/fs/cgroup")) -> int:
             return 0
         return max(1, -(-int(quota) // int(period)))
     return 0
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class MappedTensor:
-    """A tensor inside a mapped safetensors file: its address in this process and its size."""
-
-    address: int
-    num_bytes: int
-    dtype: str
-    shape: tuple[int, ...]
-
-
-class MappedWeights:
-    """A safetensors file mapped read-only; tensors are addresses into it, nothing is copied.
-
-    Raises:
-        BlinkError: the file is truncated or its header does not describe it.
-    """
-
-    def __init__(self, path: Path) -> None:
-        with path.open("rb") as file:
-            self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-        self._view = (ctypes.c_char * len(self._map)).from_buffer(self._map)
-        self.tensors = self._read_header(path, ctypes.addressof(self._view))
-
-    def _read_header(self, path: Path, base: int) -> dict[str, MappedTensor]:
-        size = len(self._map)
-        damaged = BlinkError(
-            f"{path}: not a whole safetensors file",
-            hint="copy the bundle again, then blinkc verify",
-        )
-        if size < 8:
-            raise damaged
-        header_bytes = int.from_bytes(self._map[:8], "little")
-        if header_bytes > size - 8:
-            raise damaged
-        try:
-            header = json.loads(self._map[8 : 8 + header_bytes])
-        except ValueError as error:
-            raise damaged from error
-        start = 8 + header_bytes
-        tensors = {}
-        for name, entry in header.items():
-            if name == "__metadata__":
-                continue
-            begin, end = entry["data_offsets"]
-            if not 0 <= begin <= end <= size - start:
-                raise damaged
-            tensors[name] = MappedTensor(
-                address=base + start + begin,
-                num_bytes=end - begin,
-                dtype=entry["dtype"],
-                shape=tuple(entry["shape"]),
-            )
-        return tensors
-
-    def close(self) -> None:
-        """Unmap the file; every address handed out becomes invalid."""
-        del self._view
-        self._map.close()
 
 
 class CpuTarget:

@@ -1,0 +1,97 @@
+"""The command line of the runtime: run, tokenize, top."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from blink_runtime import __version__
+from blinkc.errors import BlinkError
+
+
+class _Group(click.Group):
+    """Shows a `BlinkError` without a traceback and exits 1."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except BlinkError as error:
+            click.echo(f"blink-runtime: {error}", err=True)
+            ctx.exit(1)
+
+
+@click.group(cls=_Group)
+@click.version_option(__version__)
+def main() -> None:
+    """Serve bundles made by blinkc."""
+
+
+@main.command()
+@click.argument("bundle", type=click.Path(exists=True, path_type=Path))
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option("--port", default=8000, show_default=True, help="Port; 0 takes any free one.")
+@click.option("--api-key", "api_keys", multiple=True, help="Ask for this key; may be repeated.")
+@click.option(
+    "--threads", default=0, help="Threads of the cpu target; 0: all that this process may use."
+)
+@click.option("--no-golden", is_flag=True, help="Skip the golden prompt at start.")
+@click.option(
+    "--weights-from",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    help="Folder with weight files that the bundle refers to; may be repeated.",
+)
+@click.option("--drain", default=10.0, show_default=True, help="Seconds for requests on SIGTERM.")
+def run(
+    bundle: Path,
+    host: str,
+    port: int,
+    api_keys: tuple[str, ...],
+    threads: int,
+    no_golden: bool,
+    weights_from: tuple[Path, ...],
+    drain: float,
+) -> None:
+    """Serve BUNDLE over HTTP until SIGTERM."""
+    from blink_runtime.serve import ServeConfig, serve
+
+    config = ServeConfig(
+        host=host,
+        port=port,
+        api_keys=api_keys,
+        num_threads=threads,
+        checks_golden=not no_golden,
+        weights_from=weights_from,
+        drain_s=drain,
+    )
+    sys.exit(serve(bundle, config))
+
+
+@main.command()
+@click.argument("bundle", type=click.Path(exists=True, path_type=Path))
+@click.argument("text", required=False)
+@click.option("--decode", is_flag=True, help="Read ids, write their text.")
+@click.option("--pieces", is_flag=True, help="Show each id with its text.")
+def tokenize(bundle: Path, text: str | None, decode: bool, pieces: bool) -> None:
+    """Turn TEXT (or standard input) into the ids that BUNDLE's model sees."""
+    from blink_runtime.tokenize import run_tokenize
+
+    run_tokenize(bundle, text if text is not None else sys.stdin.read(), decode, pieces)
+
+
+@main.command()
+@click.option("--ring", "ring_name", help="Name of the ring; default: the only one running.")
+@click.option("--once", is_flag=True, help="Print one view and end.")
+@click.option("--interval", default=0.5, show_default=True, help="Seconds between two views.")
+def top(ring_name: str | None, once: bool, interval: float) -> None:
+    """Watch slots, lanes, pages and steps of a running server."""
+    from blink_runtime.top import run_top
+
+    run_top(ring_name, once=once, interval_s=interval)
+
+
+if __name__ == "__main__":
+    main()
