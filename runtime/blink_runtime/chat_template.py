@@ -1,8 +1,8 @@
 """Render chat templates as HuggingFace does: messages -> the prompt's text.
 
 The environment follows transformers' `utils/chat_template_utils.py`: an immutable sandbox, trimmed
-blocks, loop controls, the `generation` tag, `raise_exception`, `strftime_now` and a `tojson` that keeps
-characters outside ASCII.
+blocks, loop controls, the `generation` tag, `raise_exception`, `strftime_now` and a `tojson` that
+keeps characters outside ASCII.
 """
 
 from __future__ import annotations
@@ -99,9 +99,9 @@ def refuse_chats(_: str) -> str:
 
 
 class _GenerationTag(jinja2.ext.Extension):
-    """`{% generation %}...{% endgeneration %}`: marks the assistant's text for training; no-op here."""
+    """`{% generation %}...{% endgeneration %}` marks text for training; it does nothing here."""
 
-    tags = {"generation"}
+    tags = {"generation"}  # noqa: RUF012 (Jinja declares it so)
 
     def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node:
         line = next(parser.stream).lineno

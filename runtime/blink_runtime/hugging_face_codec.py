@@ -1,4 +1,4 @@
-"""The `tokenizers` library as the front end's codec, for tokenizers that the built-in one does not know.
+"""The `tokenizers` library as the front end's codec, where the built-in one does not do.
 
 Each call takes the GIL, which is why it is only the fallback.
 """
@@ -9,8 +9,8 @@ from typing import Any
 
 from blinkc.errors import BlinkError
 
-# A code point has at most 4 bytes, so tokens of single bytes become whole within 4; more than this many
-# tokens without one are not going to become text.
+# A code point has at most 4 bytes, so tokens of single bytes become whole within 4; more than this
+# many tokens without one are not going to become text.
 _MAX_HELD_TOKENS = 8
 
 
@@ -51,8 +51,8 @@ class HuggingFaceCodec:
 class HuggingFaceDecoder:
     """Turns one request's ids into text as they come, in constant time per token.
 
-    What a token adds is the difference between decoding a short window with and without it: the window
-    begins one emitted token earlier, so that rules about spaces between tokens apply.
+    What a token adds is the difference between decoding a short window with and without it: the
+    window begins one emitted token earlier, so that rules about spaces between tokens apply.
     """
 
     def __init__(self, tokenizer: Any, skips_special_tokens: bool) -> None:

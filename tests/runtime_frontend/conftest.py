@@ -1,4 +1,4 @@
-"""Fixtures: a ring, a fake owner that answers with the prompt, and a front end with a byte tokenizer."""
+"""Fixtures: a ring, a fake owner that answers with the prompt, a front end over bytes as tokens."""
 
 from __future__ import annotations
 
@@ -29,8 +29,9 @@ from blink_runtime.front_end import FrontEnd, FrontEndOptions  # noqa: E402
 EOS, NAN, STALL = 256, 257, 258
 VOCAB_SIZE = 300
 CHAT_TEMPLATE = (
-    "{% for m in messages %}{% if m.role == 'bad' %}{{ raise_exception('no such role') }}{% endif %}"
-    "{{ m.content }}{% endfor %}"
+    "{% for m in messages %}"
+    "{% if m.role == 'bad' %}{{ raise_exception('no such role') }}{% endif %}"
+    "{{ m.content }}{{ suffix }}{% endfor %}"
 )
 _ring_numbers = itertools.count()
 
