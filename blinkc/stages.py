@@ -21,7 +21,7 @@ from blinkc.artifacts import (
 )
 from blinkc.build_folder import BuildFolder, hash_file
 from blinkc.capture.plan import CapturePlan, plan_from_json, plan_to_json
-from blinkc.capture.plan_capture import plan_capture
+from blinkc.capture.plan_capture import ScratchSpec, plan_capture
 from blinkc.config import CompileConfig
 from blinkc.errors import BlinkError
 from blinkc.model_source import ModelSource, find_model
@@ -77,9 +77,7 @@ def read_options(config: CompileConfig) -> dict[str, Any]:
     }
 
 
-def read_model(
-    config: CompileConfig, build: BuildFolder, folder: Path, files: WeightFiles
-) -> None:
+def read_model(config: CompileConfig, build: BuildFolder, folder: Path, files: WeightFiles) -> None:
     """Read the model into one decoder graph; keep the tokenizer's files beside it."""
     source = find_model(config.model)
     graph = _decoder_graph(config, source, build.path.resolve() / "weights")
@@ -96,7 +94,9 @@ def _decoder_graph(config: CompileConfig, source: ModelSource, rewritten: Path) 
             raise BlinkError("--random-weights is for checkpoints; an ONNX file brings its own")
         from blinkc.frontend.onnx_decoder import decoder_graph_from_onnx
 
-        return decoder_graph_from_onnx(source.path, dtype=config.resolved_dtype)
+        return decoder_graph_from_onnx(
+            source.path, dtype=config.resolved_dtype, max_seqlen=config.capture.max_seqlen
+        )
     from blinkc.frontend.hf import decoder_graph_from_hf
 
     return decoder_graph_from_hf(
@@ -142,6 +142,10 @@ def build_engines(
                 "digest": segment.digest,
                 "engine": config.resolved_engine,
                 "num_kernels": len(program.kernels),
+                "intermediates": [
+                    [value.name, value.rows, value.size, value.dtype]
+                    for value in program.intermediates
+                ],
             }
         )
     (folder / "engines.json").write_text(json.dumps({"engines": engines}, indent=1))
@@ -158,9 +162,14 @@ def plan_graphs(
     """Plan keys, tables, arena and memory."""
     segmented = load_segmented(build.stage_folder("segment"), files)
     engines = json.loads((build.stage_folder("engine") / "engines.json").read_text())["engines"]
-    kernels = [engine["num_kernels"] for engine in engines]
-    nodes = sum(2 if hasattr(c, "op") else kernels[c.segment] for c in segmented.calls)
-    plan = plan_capture(segmented, config.capture, nodes_per_step=nodes)
+    num_kernels = [engine["num_kernels"] for engine in engines]
+    nodes = sum(2 if hasattr(c, "op") else num_kernels[c.segment] for c in segmented.calls)
+    intermediates = {
+        number: [ScratchSpec(*value) for value in engines[call.segment]["intermediates"]]
+        for number, call in enumerate(segmented.calls)
+        if not hasattr(call, "op")
+    }
+    plan = plan_capture(segmented, config.capture, scratch=intermediates, nodes_per_step=nodes)
     (folder / "plan.json").write_text(json.dumps(plan_to_json(plan), indent=1))
 
 
@@ -183,15 +192,21 @@ def generate_code(
 
     plan = load_plan(build)
     sources = render_scheduler(plan, config.target)
+    segmented = load_segmented(build.stage_folder("segment"), files)
     if config.on_gpu:
         from blinkc.codegen.compile_cuda import compile_cuda
+        from blinkc.engine.cuda import render_cuda_model
 
+        model = render_cuda_model(segmented, plan)
+        (folder / "launches.json").write_text(json.dumps(model.launches, indent=1))
+        kernels = {"kernels.cu": model.source}
         (folder / "scheduler.cubin").write_bytes(compile_cuda(sources, config.architecture))
+        (folder / "kernels.cubin").write_bytes(compile_cuda(kernels, config.architecture))
+        sources |= kernels
     else:
         from blinkc.codegen.compile_cpu import compile_cpu
         from blinkc.engine.cpu import render_cpu_model
 
-        segmented = load_segmented(build.stage_folder("segment"), files)
         sources["segments.cpp"] = render_cpu_model(segmented, plan)
         compile_cpu(sources, out=folder / "target.so")
     for name, text in sources.items():
