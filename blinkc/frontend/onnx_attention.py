@@ -1,8 +1,9 @@
 """What an attention found in an ONNX graph is, and the proof that it is `blink::PagedAttention`.
 
-A matcher (GroupQueryAttention, the standard Attention, or primitive ops) says where queries, new keys and
-new values enter, where the result leaves, and which scale, window and soft cap it believes in. Unless the op
-states all that itself, `verify_attention` runs the region on random numbers and compares.
+A matcher (GroupQueryAttention, the standard Attention, or primitive ops) says where queries, new
+keys and new values enter, where the result leaves, and which scale, window and soft cap it believes
+in. Unless the op states all that itself, `verify_attention` runs the region on random numbers and
+compares.
 """
 
 from __future__ import annotations
@@ -47,10 +48,9 @@ class HeadsSource:
         if self.columns:
             values = values[..., self.columns[0] : self.columns[1]]
         if self.is_flat:
-            return values.reshape(-1, self.heads, self.head_dim)
-        order = self.permutation(values.ndim)
-        moved = values.transpose(order)
-        return moved.reshape(moved.shape[0], self.heads, self.head_dim)
+            return np.asarray(values.reshape(-1, self.heads, self.head_dim))
+        moved = values.transpose(self.permutation(values.ndim))
+        return np.asarray(moved.reshape(moved.shape[0], self.heads, self.head_dim))
 
     def permutation(self, rank: int) -> list[int]:
         """Return the axis order that puts tokens first and the head's elements last."""
@@ -104,12 +104,13 @@ def token_axis(name: str, probes: Sequence[Probe]) -> int | None:
 def heads_source(
     model: OnnxModel, name: str, probes: Sequence[Probe], *, dim_axis: int = -1
 ) -> HeadsSource:
-    """Read the layout of a tensor that holds heads apart (`[1, H, T, d]` and the like) off its shapes."""
+    """Read the layout of a tensor that holds heads apart off its shapes."""
     axis = token_axis(name, probes)
     shape = probes[0].shapes.get(name, ())
     if axis is None or len(shape) < 3:
         raise BlinkError(
-            f"{model.path}: tensor '{name}' (shape {list(shape)} for {probes[0].seq} tokens) does not "
+            f"{model.path}: tensor '{name}' (shape {list(shape)} for {probes[0].seq} tokens) "
+            "does not "
             "hold one row per token"
         )
     dim_axis %= len(shape)
@@ -157,14 +158,20 @@ def verify_attention(model: OnnxModel, match: AttentionMatch, probes: Sequence[P
     past_sources = [_past_source(name, probes) for name in (match.past_key, match.past_value)]
     for probe in probes:
         feeds: dict[str, Array] = {}
-        names = [match.query.name, match.key.name, match.value.name, *(s.name for s in past_sources)]
+        names = [
+            match.query.name,
+            match.key.name,
+            match.value.name,
+            *(s.name for s in past_sources),
+        ]
         for name in names:
             noise = random.standard_normal(probe.shapes[name]) * 1.5
             feeds[name] = noise.astype(_numpy_type(probe.types[name]))
         result = probe.run_region(match.output.name, feeds)
         if result is None:
             raise BlinkError(
-                f"{model.path}: {describe_node(match.node)}: the attention around it depends on more than "
+                f"{model.path}: {describe_node(match.node)}: the attention around it depends on "
+                "more than "
                 "queries, keys, values and the mask"
             )
         new_key, new_value = (s.to_heads(feeds[s.name]) for s in (match.key, match.value))
@@ -178,12 +185,17 @@ def verify_attention(model: OnnxModel, match: AttentionMatch, probes: Sequence[P
         )
         got = match.output.to_heads(np.asarray(result, dtype=np.float64))
         tolerance = 2e-4 if feeds[match.query.name].dtype == np.float32 else 4e-2
-        if got.shape != wanted.shape or not np.allclose(got, wanted, atol=tolerance, rtol=tolerance):
-            error = "its shape" if got.shape != wanted.shape else f"{np.abs(got - wanted).max():.3g}"
+        if got.shape != wanted.shape or not np.allclose(
+            got, wanted, atol=tolerance, rtol=tolerance
+        ):
+            error = (
+                "its shape" if got.shape != wanted.shape else f"{np.abs(got - wanted).max():.3g}"
+            )
             raise BlinkError(
-                f"{model.path}: {describe_node(match.node)} is not plain causal attention over the KV cache "
+                f"{model.path}: {describe_node(match.node)} is not plain causal attention over "
+                "the KV cache "
                 f"(with {probe.seq} new and {probe.past} past tokens its result is off by {error})",
-                hint="only softmax(scale * q k^T, causal or sliding mask, optional soft cap) v is supported",
+                hint="only softmax(scale * q k^T, causal or sliding mask, soft cap) v is supported",
             )
 
 

@@ -1,12 +1,13 @@
 """Attention ops of com.microsoft: GroupQueryAttention and MultiHeadAttention -> `AttentionMatch`.
 
-Meaning of inputs and attributes: onnxruntime's ContribOperators.md. An attribute that would change the result
-and is not known here is refused by name.
+Meaning of inputs and attributes: onnxruntime's ContribOperators.md. An attribute that would change
+the result and is not known here is refused by name.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -121,9 +122,7 @@ def _match_group_query(
         past_value=past[1],
         scale=float(attributes.get("scale") or query.head_dim**-0.5),
         softcap=float(attributes.get("softcap", 0.0)),
-        window=window_from_masks(
-            model, node, masks, probes, is_causal=True, window=max(window, 0)
-        ),
+        window=window_from_masks(model, node, masks, probes, is_causal=True, window=max(window, 0)),
         sinks=inputs[11],
         has_zero_sinks=bool(attributes.get("smooth_softmax") == 1 and not inputs[11]),
         rope=rope,
@@ -201,14 +200,12 @@ def _flat_sources(
     edges = [0, num_heads, num_heads + kv_heads, num_heads + 2 * kv_heads]
     query, key, value = (
         _flat(names[0], stop - start, head_dim, (start * head_dim, stop * head_dim))
-        for start, stop in zip(edges, edges[1:], strict=False)
+        for start, stop in pairwise(edges)
     )
     return query, key, value
 
 
-def _flat(
-    name: str, heads: int, head_dim: int, columns: tuple[int, int] | None
-) -> HeadsSource:
+def _flat(name: str, heads: int, head_dim: int, columns: tuple[int, int] | None) -> HeadsSource:
     return HeadsSource(
         name=name,
         heads=heads,

@@ -1,8 +1,8 @@
-"""Find attention spelled out in ONNX ops: graph, probes -> `AttentionMatch` for every softmax over cached keys.
+"""Find attention spelled out in ONNX ops: graph, probes -> an `AttentionMatch` per softmax.
 
-The search starts at each `Softmax` (or standard `Attention`) and walks outwards over scalings, masks, casts
-and views; the KV cache is where a past input is concatenated. What was believed on the way is then checked
-by running the region (`verify_attention`), so the walk may be generous.
+The search starts at each `Softmax` (or standard `Attention`) and walks outwards over scalings,
+masks, casts and views; the KV cache is where a past input is concatenated. What was believed on the
+way is then checked by running the region (`verify_attention`), so the walk may be generous.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ def match_attention_regions(
 ) -> list[AttentionMatch]:
     """Return all matches, in the graph's order.
 
-    `problems` collects, by softmax node, why one that looked like attention was not taken; the caller
-    reports them if a past input stays unused.
+    `problems` collects, by softmax node, why one that looked like attention was not taken; the
+    caller reports them if a past input stays unused.
     """
     matches = []
     for node in model.nodes:
@@ -95,7 +95,8 @@ def _match_softmax(
     joins = [find_cache_join(model, name, probes) for name in scores.product.input[:2]]
     if (joins[0] is None) == (joins[1] is None):
         raise BlinkError(
-            f"{model.path}: {describe_node(scores.product)}: neither operand (or both) comes from a KV "
+            f"{model.path}: {describe_node(scores.product)}: neither operand (or both) comes "
+            "from a KV "
             "cache input",
             hint="cross attention and attention without a cache are not supported",
         )
@@ -105,7 +106,8 @@ def _match_softmax(
     output = _walk_to_output(model, node, probes)
     if output is None:
         raise BlinkError(
-            f"{model.path}: {describe_node(node)}: its result does not reach a product with cached values"
+            f"{model.path}: {describe_node(node)}: its result does not reach a product with "
+            "cached values"
         )
     product, value_join = output
     query, factor = _absorb_scalars(model, scores.product.input[1 - key_index], probes)
@@ -218,7 +220,8 @@ def _walk_scores(model: OnnxModel, name: str, probes: Sequence[Probe]) -> _Score
             scores.problem = f"{describe_node(node)} mixes the scores with other data"
             return scores
         if op == "Tanh":
-            # softcap * tanh(inner): what multiplied so far is the cap, the rest is found further on.
+            # softcap * tanh(inner): what multiplied so far is the cap, the rest is found further
+            # on.
             scores.softcap, scores.scale = scores.scale, scores.scale
         elif op in ("Mul", "Div"):
             number = scalar_value(known[0], probes)
@@ -244,9 +247,7 @@ def _walk_scores(model: OnnxModel, name: str, probes: Sequence[Probe]) -> _Score
         name = data[0]
 
 
-def _take_where(
-    node: onnx.NodeProto, data: str, probes: Sequence[Probe], scores: _Scores
-) -> str:
+def _take_where(node: onnx.NodeProto, data: str, probes: Sequence[Probe], scores: _Scores) -> str:
     """Record a mask applied by `Where`; return what is wrong with it, if anything."""
     condition, if_true, if_false = node.input
     if condition == data:
@@ -294,7 +295,7 @@ def find_cache_join(model: OnnxModel, name: str, probes: Sequence[Probe]) -> _Ca
         if node.op_type == "Concat" and len(data) == 2:
             past = _past_behind(model, data[0])
             axis = int(str(attribute_values(node)["axis"]))
-            return past and _CacheJoin(past=past, new=data[1], axis=axis, factor=factor) or None
+            return (past and _CacheJoin(past=past, new=data[1], axis=axis, factor=factor)) or None
         if not data or len(set(data)) != 1:
             return None
         if node.op_type in ("Mul", "Div"):
@@ -321,10 +322,8 @@ def _past_behind(model: OnnxModel, name: str) -> str:
     return ""
 
 
-def _absorb_scalars(
-    model: OnnxModel, name: str, probes: Sequence[Probe]
-) -> tuple[str, float]:
-    """Step back over multiplications of the queries by a number; return (queries, their product)."""
+def _absorb_scalars(model: OnnxModel, name: str, probes: Sequence[Probe]) -> tuple[str, float]:
+    """Step back over multiplications by numbers; return (queries, the numbers' product)."""
     factor = 1.0
     unknown = probes[0].unknown_data
     while True:

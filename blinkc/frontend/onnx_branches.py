@@ -1,7 +1,7 @@
 """Decide `If` nodes at compile time: a condition on lengths is fixed for the longest sequence.
 
-Exports switch between rotary tables by length (`max_seqlen > original`), and optimum's merged decoders between
-"with past" and "without": the branch taken is copied in place.
+Exports switch between rotary tables by length (`max_seqlen > original`), and optimum's merged
+decoders between "with past" and "without": the branch taken is copied in place.
 """
 
 from __future__ import annotations

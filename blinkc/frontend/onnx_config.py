@@ -22,7 +22,7 @@ class ModelFacts:
 
 
 def read_model_facts(model_path: Path, config_path: Path | None) -> ModelFacts:
-    """Read what is there; `config_path` is a config file or its folder (default: the model's folder)."""
+    """Read what is there; `config_path` is a config file or a folder (default: the model's)."""
     folder = model_path.parent
     paths: list[Path] = []
     if config_path is not None and config_path.is_file():
@@ -32,8 +32,14 @@ def read_model_facts(model_path: Path, config_path: Path | None) -> ModelFacts:
         folder = config_path or folder
         if config_path is not None and not config_path.is_dir():
             raise BlinkError(f"{config_path}: no such config file or folder")
-        paths = [folder / "config.json", folder / "generation_config.json", folder / "genai_config.json"]
-        if not paths[0].exists() and folder.name == "onnx":  # hub layout: the model is one folder down
+        paths = [
+            folder / "config.json",
+            folder / "generation_config.json",
+            folder / "genai_config.json",
+        ]
+        if (
+            not paths[0].exists() and folder.name == "onnx"
+        ):  # hub layout: the model is one folder down
             paths = [folder.parent / path.name for path in paths]
     merged: dict[str, Any] = {}
     for path in paths:

@@ -1,7 +1,8 @@
-"""An ONNX decoder -> `DecoderGraph`: one graph of packed tokens with `blink::` nodes, weights as inputs.
+"""An ONNX decoder -> `DecoderGraph`: packed tokens, `blink::` nodes, weights as inputs.
 
-Three dialects, also mixed in one file: com.microsoft's GroupQueryAttention and its fused neighbours, the
-standard `Attention` op, and attention spelled out in primitive ops around past inputs and present outputs.
+Three dialects, also mixed in one file: com.microsoft's GroupQueryAttention and its fused
+neighbours, the standard `Attention` op, and attention spelled out in primitive ops around past
+inputs and present outputs.
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ def decoder_graph_from_onnx(
         config_path: config.json or its folder; default: beside the model.
 
     Raises:
-        BlinkError: the model is not a decoder that can be served; the message names the node and why.
+        BlinkError: the model is not a decoder that can be served; the message names the node and
+        why.
     """
     path = _model_file(Path(path))
     model = read_onnx_model(path)
@@ -72,7 +74,9 @@ def find_attention(model: OnnxModel, probes: Sequence[Probe]) -> list[AttentionM
         if used.count(name) == 1:
             continue
         if name in used:
-            raise BlinkError(f"{model.path}: KV input '{name}' serves {used.count(name)} attention layers")
+            raise BlinkError(
+                f"{model.path}: KV input '{name}' serves {used.count(name)} attention layers"
+            )
         users = [node for node in model.consumers.get(name, []) if node.op_type != "Shape"]
         where = describe_node(users[0]) if users else "no node"
         reasons = "; ".join(dict.fromkeys(problems.values()))
@@ -144,7 +148,8 @@ def _operands_of_head(
     return [
         name
         for node in (product, *after)
-        if isinstance(node, onnx.NodeProto) and node.op_type not in ("Reshape", "Squeeze", "Unsqueeze")
+        if isinstance(node, onnx.NodeProto)
+        and node.op_type not in ("Reshape", "Squeeze", "Unsqueeze")
         for name in node.input
         if name and name not in unknown and node.op_type != "MatMulNBits"
     ]
@@ -173,7 +178,9 @@ def _position_limit(model: OnnxModel, facts: ModelFacts, max_seqlen: int | None)
     """Return the longest sequence: what was asked for, but no more than the model's own limit."""
     known = [facts.max_positions] if facts.max_positions else []
     for node in model.nodes:
-        cos = {"GroupQueryAttention": 7, "RotaryEmbedding": 2 if node.domain else 1}.get(node.op_type)
+        cos = {"GroupQueryAttention": 7, "RotaryEmbedding": 2 if node.domain else 1}.get(
+            node.op_type
+        )
         if cos is not None and len(node.input) > cos and node.input[cos] in model.initializers:
             known.append(int(model.initializers[node.input[cos]].dims[0]))
     if max_seqlen is None:

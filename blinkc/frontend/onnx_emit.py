@@ -1,7 +1,8 @@
-"""Rewrite an ONNX decoder for packed tokens: model, meanings, attention matches -> nodes of the new graph.
+"""Rewrite an ONNX decoder for packed tokens: model, meanings, matches -> the new graph's nodes.
 
-Tokens lie on axis 0, as if each were a batch entry of length one: what a decoder computes per batch entry is
-then per token. Only what the logits need is written; masks, lengths and KV plumbing fall away.
+Tokens lie on axis 0, as if each were a batch entry of length one: what a decoder computes per batch
+entry is then per token. Only what the logits need is written; masks, lengths and KV plumbing fall
+away.
 """
 
 from __future__ import annotations
@@ -96,7 +97,8 @@ class DecoderEmitter:
     def operand(self, name: str, *, rank: int = 0) -> gs.Tensor:
         """Return a tensor of the file in the new graph.
 
-        With `rank` a tensor of fewer axes that holds tokens is padded on the left, as broadcasting does.
+        With `rank` a tensor of fewer axes that holds tokens is padded on the left, as broadcasting
+        does.
         """
         meaning = self.meaning(name)
         if meaning.kind == "weight":
@@ -104,10 +106,8 @@ class DecoderEmitter:
         if meaning.kind == "constant":
             assert meaning.value is not None
             return self.writer.constant(self.convert(meaning.value), name=name)
-        if meaning.kind == "positions":
-            tensor = self._positions(name)
-        else:
-            tensor = self.tensors[name]
+        is_positions = meaning.kind == "positions"
+        tensor = self._positions(name) if is_positions else self.tensors[name]
         axis = self.meaning.token_axis(name)
         shape = self.meaning.shape(name)
         if axis is None or len(shape) >= rank:
@@ -115,7 +115,9 @@ class DecoderEmitter:
         dims = [1] * (rank - len(shape)) + list(shape)
         dims[axis + rank - len(shape)] = 1
         if axis != 0 and shape[0] != 1:
-            raise BlinkError(f"{self.model.path}: tensor '{name}': axis 0 of {shape} is not the batch")
+            raise BlinkError(
+                f"{self.model.path}: tensor '{name}': axis 0 of {shape} is not the batch"
+            )
         dims[0] = -1
         return self.writer.reshape(tensor, dims)
 
@@ -130,7 +132,7 @@ class DecoderEmitter:
         return self.writer.weight(name, part.shape, dtype, (part,))
 
     def matrix(self, name: str) -> gs.Tensor:
-        """Return the right operand `[K, N]` of a product: a weight kept as `[N, K]`, transposed by a node."""
+        """Return a product's right operand `[K, N]`: a weight kept as `[N, K]` and a Transpose."""
         from dataclasses import replace
 
         if name in self._matrices:

@@ -1,4 +1,4 @@
-"""Write one attention layer: `AttentionMatch` -> rotation spelled out, then `blink::PagedAttention`."""
+"""Write an attention layer: `AttentionMatch` -> rotation, then `blink::PagedAttention`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ def emit_attention(emitter: DecoderEmitter, layer: int, match: AttentionMatch) -
     head_dims = {match.query.head_dim, match.key.head_dim, match.value.head_dim}
     if len(head_dims) != 1 or match.query.heads % match.key.heads:
         raise BlinkError(
-            f"{emitter.model.path}: {describe_node(match.node)} has {match.query.heads} query heads, "
+            f"{emitter.model.path}: {describe_node(match.node)} has {match.query.heads} query "
+            "heads, "
             f"{match.key.heads} key heads and head sizes {sorted(head_dims)}",
             hint="query heads must be a multiple of key heads, all of one size",
         )
@@ -32,7 +33,8 @@ def emit_attention(emitter: DecoderEmitter, layer: int, match: AttentionMatch) -
         last = max(axis for axis in range(rank) if axis != source.token_axis)
         if not source.is_flat and source.dim_axis != last:
             raise BlinkError(
-                f"{emitter.model.path}: {describe_node(match.node)}: tensor '{source.name}' does not "
+                f"{emitter.model.path}: {describe_node(match.node)}: tensor '{source.name}' does "
+                "not "
                 "keep the elements of a head together"
             )
     query, key, value = (_heads(emitter, source) for source in sources)
@@ -47,7 +49,9 @@ def emit_attention(emitter: DecoderEmitter, layer: int, match: AttentionMatch) -
         inputs.append(emitter.operand(match.sinks))
     elif match.has_zero_sinks:
         zeros = np.zeros(match.query.heads, dtype=np.float32)
-        inputs.append(emitter.writer.cast(writer.constant(zeros), emitter.mapped_type(match.query.name)))
+        inputs.append(
+            emitter.writer.cast(writer.constant(zeros), emitter.mapped_type(match.query.name))
+        )
     output = writer.emit(
         "PagedAttention",
         inputs,
@@ -84,7 +88,11 @@ def _add_bias(
     ):
         width = source.heads * source.head_dim
         part = writer.one(
-            "Slice", bias, writer.ints(index * width), writer.ints((index + 1) * width), writer.ints(0)
+            "Slice",
+            bias,
+            writer.ints(index * width),
+            writer.ints((index + 1) * width),
+            writer.ints(0),
         )
         shaped = writer.reshape(part, [1, source.heads, source.head_dim])
         results.append(writer.one("Add", tensor, shaped))

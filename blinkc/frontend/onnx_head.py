@@ -1,4 +1,4 @@
-"""The last piece of an ONNX decoder: find where logits are made, and make them for the wanted rows only."""
+"""The end of an ONNX decoder: find where logits are made, make them for the wanted rows."""
 
 from __future__ import annotations
 
@@ -55,7 +55,9 @@ def find_head(model: OnnxModel, meaning: MeaningOf) -> Head:
             )
         after.append(node)
         name = data[0]
-    raise BlinkError(f"{model.path}: output '{model.logits}' does not come from a product with a weight")
+    raise BlinkError(
+        f"{model.path}: output '{model.logits}' does not come from a product with a weight"
+    )
 
 
 def emit_head(emitter: DecoderEmitter, head: Head) -> gs.Variable:
@@ -89,11 +91,13 @@ def _check_broadcast(emitter: DecoderEmitter, node: onnx.NodeProto) -> None:
         if name and name not in emitter.tensors:
             shape = emitter.meaning.shape(name)
             if len(shape) > 2 or any(dim != 1 for dim in shape[:-1]):
-                raise emitter.fail(node, f"its operand '{name}' {list(shape)} is not one per vocabulary entry")
+                raise emitter.fail(
+                    node, f"its operand '{name}' {list(shape)} is not one per vocabulary entry"
+                )
 
 
 def _all_tokens(model: OnnxModel, meaning: MeaningOf, name: str) -> str:
-    """Return the tensor with a row per token: before the last token was picked, if the graph does."""
+    """Return the tensor with a row per token: the one before the last token was picked."""
     for _ in range(8):
         if meaning.token_axis(name) is not None:
             return name
@@ -103,13 +107,14 @@ def _all_tokens(model: OnnxModel, meaning: MeaningOf, name: str) -> str:
         if node.op_type in ("Slice", "Gather"):
             axis = meaning.token_axis(node.input[0])
             if axis is not None and _picks_last(meaning, node, axis):
-                return node.input[0]
+                return str(node.input[0])
             break
         if node.op_type not in _VIEWS:
             break
         name = node.input[0]
     raise BlinkError(
-        f"{model.path}: the LM head's input '{name}' is neither one row per token nor the last token's"
+        f"{model.path}: the LM head's input '{name}' is neither one row per token nor the last "
+        "token's"
     )
 
 
@@ -127,7 +132,11 @@ def _picks_last(meaning: MeaningOf, node: onnx.NodeProto, axis: int) -> bool:
             continue
         starts = probe.value(node.input[1])
         axes = probe.value(node.input[3]) if len(node.input) > 3 else None
-        if starts is None or starts.size != 1 or (axes is not None and int(axes.ravel()[0]) != axis):
+        if (
+            starts is None
+            or starts.size != 1
+            or (axes is not None and int(axes.ravel()[0]) != axis)
+        ):
             return False
         if int(starts.ravel()[0]) not in (-1, probe.seq - 1):
             return False

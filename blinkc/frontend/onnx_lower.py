@@ -1,4 +1,4 @@
-"""How each standard op is written on packed tokens: emitter, node -> its outputs (opset 18 primitives).
+"""How standard ops are written on packed tokens: emitter, node -> outputs (opset 18).
 
 Every op that is written is listed; an op that is not would be copied blindly, so it is refused.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from typing import TYPE_CHECKING, Any
-
 
 from blinkc.frontend.onnx_emit import DecoderEmitter, Handler
 from blinkc.frontend.onnx_model import attribute_values
@@ -147,7 +146,9 @@ def lower_expand(emitter: DecoderEmitter, node: onnx.NodeProto) -> list[gs.Tenso
         None if tokens is None else tokens - rank + len(shape)
     ):
         raise emitter.fail(node, "it repeats one token's data for all tokens")
-    if all(d == p for a, (d, p) in enumerate(zip(dims, padded, strict=True)) if a not in (0, tokens)):
+    if all(
+        d == p for a, (d, p) in enumerate(zip(dims, padded, strict=True)) if a not in (0, tokens)
+    ):
         return [tensor]
     target = [1 if dim == -1 else dim for dim in dims]
     return [emitter.writer.one("Expand", tensor, emitter.writer.ints(*target), name=result)]
@@ -283,7 +284,9 @@ def lower_top_k(emitter: DecoderEmitter, node: onnx.NodeProto) -> list[gs.Tensor
         raise emitter.fail(node, "k is missing")
     inputs = [emitter.operand(node.input[0]), emitter.writer.ints(int(count.ravel()[0]))]
     return list(
-        emitter.writer.emit("TopK", inputs, name=node.output[0], num_outputs=2, axis=axis, **attributes)
+        emitter.writer.emit(
+            "TopK", inputs, name=node.output[0], num_outputs=2, axis=axis, **attributes
+        )
     )
 
 
@@ -330,7 +333,9 @@ def lower_layer_norm(emitter: DecoderEmitter, node: onnx.NodeProto) -> list[gs.T
         raise emitter.fail(node, "it normalizes more than the last axis")
     inputs = [emitter.operand(name) for name in node.input if name]
     return [
-        emitter.writer.one("LayerNormalization", *inputs, name=node.output[0], axis=-1, **attributes)
+        emitter.writer.one(
+            "LayerNormalization", *inputs, name=node.output[0], axis=-1, **attributes
+        )
     ]
 
 
@@ -366,5 +371,3 @@ HANDLERS: dict[tuple[str, str], Handler] = {
     ("", "Gemm"): lower_gemm,
     ("", "LayerNormalization"): lower_layer_norm,
 }
-
-

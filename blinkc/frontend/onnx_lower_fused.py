@@ -97,7 +97,7 @@ def lower_bias_add(emitter: DecoderEmitter, node: onnx.NodeProto) -> list[gs.Ten
 
 
 def lower_rotary(emitter: DecoderEmitter, node: onnx.NodeProto) -> list[gs.Tensor]:
-    """RotaryEmbedding of com.microsoft (x, positions, cos, sin) and of opset 23 (x, cos, sin, positions)."""
+    """RotaryEmbedding: com.microsoft's (x, positions, cos, sin), opset 23's (x, cos, sin, ids)"""
     attributes: dict[str, Any] = attribute_values(node)
     inputs = [*node.input, ""]
     is_contrib = node.domain == CONTRIB_DOMAIN
@@ -116,7 +116,9 @@ def lower_rotary(emitter: DecoderEmitter, node: onnx.NodeProto) -> list[gs.Tenso
     half = emitter.meaning.shape(cos)[-1]
     rotary_dim = int(attributes.get("rotary_embedding_dim", 0))
     if rotary_dim and rotary_dim != 2 * half:
-        raise emitter.fail(node, f"rotary_embedding_dim is {rotary_dim}, the tables hold {2 * half}")
+        raise emitter.fail(
+            node, f"rotary_embedding_dim is {rotary_dim}, the tables hold {2 * half}"
+        )
     if not heads:
         heads = shape[-1] // (2 * half)  # contrib op without partial rotation
     head_dim = shape[-1] if len(shape) == 4 else shape[-1] // heads

@@ -1,7 +1,8 @@
-"""Masks of an ONNX attention: their values at several sizes -> a window, or an error that says what they are.
+"""Masks of an ONNX attention: their values at several sizes -> a window, or an error.
 
-However a mask was spelled, at a given size it is an array. It is accepted when it is the causal mask, or the
-causal mask cut to a sliding window, at every size probed; the largest size is the model's own limit.
+However a mask was spelled, at a given size it is an array. It is accepted when it is the causal
+mask, or the causal mask cut to a sliding window, at every size probed; the largest size is the
+model's own limit.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ MASKED_BELOW = -9000.0  # additive masks use -inf, the type's minimum, or -10000
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MaskUse:
-    """One mask operand. `kind`: "add" (0 or very negative), "keep" (true: seen), "drop" (true: hidden)."""
+    """One mask. `kind`: "add" (0 or very negative), "keep" (true: seen), "drop" (true: hidden)."""
 
     node: onnx.NodeProto
     name: str
@@ -80,7 +81,8 @@ def _allowed_by(model: OnnxModel, mask: MaskUse, probe: Probe) -> Array:
     where = f"{model.path}: {describe_node(mask.node)}"
     if value is None:
         raise BlinkError(
-            f"{where}: its mask '{mask.name}' depends on more than the attention mask and the lengths",
+            f"{where}: its mask '{mask.name}' depends on more than the attention mask and the "
+            "lengths",
             hint="position biases (ALiBi, relative) and custom masks are not supported",
         )
     if value.dtype == bool:
@@ -97,7 +99,8 @@ def _allowed_by(model: OnnxModel, mask: MaskUse, probe: Probe) -> Array:
     rank_wanted = max(seen.ndim, 2)
     try:
         full = np.broadcast_to(
-            seen, np.broadcast_shapes(seen.shape, (1,) * (rank_wanted - 2) + (probe.seq, probe.total))
+            seen,
+            np.broadcast_shapes(seen.shape, (1,) * (rank_wanted - 2) + (probe.seq, probe.total)),
         )
     except ValueError as error:
         raise BlinkError(f"{where}: the mask has shape {list(value.shape)}") from error

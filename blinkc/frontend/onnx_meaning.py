@@ -1,7 +1,7 @@
-"""What each tensor of an ONNX decoder means once batch, lengths and mask are gone: probes -> `Meaning`.
+"""What an ONNX decoder's tensors mean once lengths and mask are gone: probes -> `Meaning`.
 
-A tensor is a weight, a constant (the same at every size), the tokens' positions, or has to be computed; its
-token axis is the one whose length follows the number of new tokens.
+A tensor is a weight, a constant (the same at every size), the tokens' positions, or has to be
+computed; its token axis is the one whose length follows the number of new tokens.
 """
 
 from __future__ import annotations
@@ -77,17 +77,19 @@ class MeaningOf:
                 node = self.model.producer.get(name)
                 where = describe_node(node) if node is not None else f"tensor '{name}'"
                 sizes = ", ".join(
-                    f"{list(s)} for {p.seq}+{p.past}" for s, p in zip(shapes, self.probes, strict=True)
+                    f"{list(s)} for {p.seq}+{p.past}"
+                    for s, p in zip(shapes, self.probes, strict=True)
                 )
                 raise BlinkError(
-                    f"{self.model.path}: {where} mixes tokens: its result has shape {sizes} new+past tokens",
+                    f"{self.model.path}: {where} mixes tokens: its result has shape {sizes} "
+                    "new+past tokens",
                     hint="outside of attention a decoder may only work token by token",
                 )
             self._axes[name] = axis
         return self._axes[name]
 
     def packed_shape(self, name: str) -> list[int]:
-        """Return the shape with tokens on axis 0 (-1), as if each were a batch entry of length 1."""
+        """Return the shape with tokens on axis 0 (-1), each as a batch entry of length 1."""
         dims = list(self.shape(name))
         axis = self.token_axis(name)
         if axis is None:
@@ -134,7 +136,8 @@ class MeaningOf:
     def _table(self, name: str, values: Sequence[Array]) -> Array | None:
         """Return the longest of tables cut to the total length, if only looked up by position.
 
-        Older exports cut a rotary table to `past + seq` rows before they gather the positions' rows.
+        Older exports cut a rotary table to `past + seq` rows before they gather the positions'
+        rows.
         """
         users = self.model.consumers.get(name, [])
         axes = [_gather_axis(node, name) for node in users if node.op_type != "Shape"]

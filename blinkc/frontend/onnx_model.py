@@ -1,4 +1,4 @@
-"""Read an ONNX file without its weights: path -> `OnnxModel` (checked, inlined, its inputs told apart).
+"""Read an ONNX file without its weights: path -> `OnnxModel`, its inputs told apart.
 
 Nothing in the file is trusted: external data must lie beside the model, sizes must agree, and what
 cannot be a causal decoder with a KV cache is refused here, by the name of the input that says so.
@@ -17,7 +17,6 @@ from blinkc.errors import BlinkError
 if TYPE_CHECKING:
     import onnx
 
-    from blinkc.frontend.onnx_probe import Probe
 
 ONNX_DOMAINS = ("", "ai.onnx")
 CONTRIB_DOMAIN = "com.microsoft"
@@ -93,8 +92,8 @@ def attribute_values(node: onnx.NodeProto) -> dict[str, object]:
 def read_onnx_model(path: Path) -> OnnxModel:
     """Read `path` without its weights.
 
-    Raises BlinkError for a file that is missing, damaged or unsafe, and for a model whose inputs show that
-    it is no causal decoder with a KV cache.
+    Raises BlinkError for a file that is missing, damaged or unsafe, and for a model whose inputs
+    show that it is no causal decoder with a KV cache.
     """
     import onnx
 
@@ -129,13 +128,12 @@ def read_onnx_model(path: Path) -> OnnxModel:
 def load_proto(path: Path) -> onnx.ModelProto:
     """Parse the protobuf; external data is not read."""
     import onnx
-    from google.protobuf.message import DecodeError
 
     if not path.is_file():
         raise BlinkError(f"{path}: no such ONNX file")
     try:
         proto = onnx.load(str(path), load_external_data=False)
-    except (DecodeError, ValueError) as error:
+    except Exception as error:  # protobuf's DecodeError has no stubs; any failure means this
         raise BlinkError(
             f"{path}: not a whole ONNX file ({error})", hint="copy or export it again"
         ) from error
@@ -180,7 +178,7 @@ def tensor_num_bytes(tensor: onnx.TensorProto) -> int:
 
     if tensor.data_type == onnx.TensorProto.STRING:
         return 0
-    count = math.prod(tensor.dims)
+    count: int = math.prod(tensor.dims)
     name = onnx.TensorProto.DataType.Name(tensor.data_type)
     if name.endswith("INT4") or name.endswith("4E2M1"):
         return (count + 1) // 2
@@ -190,10 +188,10 @@ def tensor_num_bytes(tensor: onnx.TensorProto) -> int:
 
 
 def external_range(tensor: onnx.TensorProto, path: Path) -> tuple[Path, int, int]:
-    """Return (file, offset, length) of a tensor's external data; refuse to leave the model's folder.
+    """Return (file, offset, length) of external data; refuse to leave the model's folder.
 
-    A hub cache keeps files as links into one `blobs` folder: a link is followed when it ends in the folder
-    where the model file itself ends.
+    A hub cache keeps files as links into one `blobs` folder: a link is followed when it ends in the
+    folder where the model file itself ends.
     """
     entries = {entry.key: entry.value for entry in tensor.external_data}
     location = entries.get("location", "")
@@ -265,7 +263,8 @@ def _assign_roles(model: OnnxModel) -> None:
             if element_type not in floats or rank != 4:
                 kind = onnx.TensorProto.DataType.Name(element_type).lower()
                 raise BlinkError(
-                    f"{model.path}: KV input '{name}' is {kind} of {rank} axes; only fp32, fp16 and bf16 "
+                    f"{model.path}: KV input '{name}' is {kind} of {rank} axes; only fp32, fp16 "
+                    "and bf16 "
                     "caches of 4 axes (keys and values apart) are supported",
                     hint="export with an unquantized KV cache",
                 )

@@ -1,9 +1,9 @@
-"""Evaluate an ONNX decoder at one size: (new tokens, past tokens) -> every shape, and values on demand.
+"""Evaluate an ONNX decoder at one size: new and past tokens -> shapes, and values on demand.
 
 A probe fixes batch 1, `seq` new and `past` cached tokens, an attention mask of ones and positions
-`past .. past + seq - 1`. Whatever depends on those alone (shape arithmetic, masks, position ids, rotary
-tables) then has a value; what depends on token ids or cached data has only a shape. Comparing probes of
-different sizes tells what a value means, however the exporter spelled it.
+`past .. past + seq - 1`. Whatever depends on those alone (shape arithmetic, masks, position ids,
+rotary tables) then has a value; what depends on token ids or cached data has only a shape.
+Comparing probes of different sizes tells what a value means, however the exporter spelled it.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ _SHAPE_ELEMENTS = 64  # inputs up to this size are handed to shape inference
 class Probe:
     """Shapes and values of one size.
 
-    `shapes` and `types` hold every tensor whose shape could be inferred; `unknown_data` the names that
-    depend on token ids or on cached keys and values.
+    `shapes` and `types` hold every tensor whose shape could be inferred; `unknown_data` the names
+    that depend on token ids or on cached keys and values.
     """
 
     def __init__(self, model: OnnxModel, *, seq: int, past: int) -> None:
@@ -103,9 +103,9 @@ class Probe:
         for name in node.input:
             if not name or name not in self.types:
                 continue
-            shape = self.shapes.get(name)
-            types[name] = onnx.helper.make_tensor_type_proto(self.types[name], shape)
-            if shape is not None and math.prod(shape) <= _SHAPE_ELEMENTS:
+            dims = self.shapes.get(name)
+            types[name] = onnx.helper.make_tensor_type_proto(self.types[name], dims)
+            if dims is not None and math.prod(dims) <= _SHAPE_ELEMENTS:
                 value = self.value(name)
                 if value is not None:
                     data[name] = onnx.numpy_helper.from_array(np.asarray(value, order="C"), name)
@@ -119,9 +119,10 @@ class Probe:
                 opset_imports=[onnx.helper.make_opsetid("", self.model.opset)],
                 ir_version=10,
             )
-        except Exception as error:  # noqa: BLE001  the reason goes into our own error
+        except Exception as error:  # the reason goes into our own error
             raise BlinkError(
-                f"{self.model.path}: {describe_node(node)} does not fit its inputs with {self.seq} new "
+                f"{self.model.path}: {describe_node(node)} does not fit its inputs with "
+                f"{self.seq} new "
                 f"and {self.past} past tokens: {error}",
                 hint="export with dynamic batch, sequence and past lengths",
             ) from error
@@ -255,7 +256,8 @@ def _kv_shape(model: OnnxModel, name: str, past: int) -> tuple[int, ...]:
     batch_ok = not dims[0].HasField("dim_value") or dims[0].dim_value == 1
     if len(dynamic) != 1 or not batch_ok:
         raise BlinkError(
-            f"{model.path}: KV input '{name}' has shape {[d.dim_param or d.dim_value for d in dims]}; "
+            f"{model.path}: KV input '{name}' has shape "
+            f"{[d.dim_param or d.dim_value for d in dims]}; "
             "batch and past length must be dynamic, heads and head size fixed",
             hint="export with dynamic batch and past axes",
         )

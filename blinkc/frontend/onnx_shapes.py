@@ -1,4 +1,4 @@
-"""Shape rules of the com.microsoft ops (and of attention): node, input shapes -> output shapes and types."""
+"""Shape rules of com.microsoft's ops and of attention: node, input shapes -> output shapes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ATTENTION_OPS = {"GroupQueryAttention", "MultiHeadAttention", "Attention"}
 def contrib_shapes(
     node: onnx.NodeProto, shapes: Mapping[str, tuple[int, ...]], types: Mapping[str, int]
 ) -> Typed | None:
-    """Return shapes and types of the node's outputs, or None when onnx's own inference must do it."""
+    """Return shapes and types of the outputs, or None when onnx's own inference must do it."""
     first = node.input[0] if node.input else ""
     shape = shapes.get(first)
     if shape is None:

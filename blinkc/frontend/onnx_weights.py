@@ -1,7 +1,8 @@
 """Weights that lie in an ONNX file: tensor -> `WeightPart`, and `WeightPart` -> numpy array.
 
-A part's `path` is the .onnx file; its `key` is the initializer's name, or, for a quantized matrix, a JSON
-object that names the pieces it is computed from. External data is read through the model's own entry.
+A part's `path` is the .onnx file; its `key` is the initializer's name, or, for a quantized matrix,
+a JSON object that names the pieces it is computed from. External data is read through the model's
+own entry.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def part_from_array(values: Array, dtype: str) -> WeightPart:
 
 
 def read_onnx_part(part: WeightPart) -> Array:
-    """Read a part of source "onnx" in its file's shape; `transpose` and `rows` are left to the caller.
+    """Read a part of source "onnx" in its file's shape; the caller applies `transpose` and `rows`.
 
     Quantized matrices come back as fp32 `[N, K]`.
     """
@@ -115,7 +116,7 @@ def dequantized_part(node: onnx.NodeProto, attributes: dict[str, Any], path: Pat
 
 
 def _dequantize(key: dict[str, Any], part: WeightPart) -> Array:
-    """Dequantize MatMulNBits: `(q - zero) * scale`, values packed low bits first, blocks along K."""
+    """Dequantize MatMulNBits: `(q - zero) * scale`, low bits first, blocks along K."""
     assert part.path is not None
     columns, depth = part.shape
     bits, block = key["bits"], key["block_size"]

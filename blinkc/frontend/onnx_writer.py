@@ -1,4 +1,4 @@
-"""Build the decoder graph: a thin layer over onnx-graphsurgeon that names tensors and collects weights."""
+"""Build the decoder graph: names tensors and collects weights over onnx-graphsurgeon."""
 
 from __future__ import annotations
 
@@ -76,7 +76,9 @@ class GraphWriter:
         self.nodes.append(node)
         return outputs
 
-    def one(self, op: str, *inputs: gs.Tensor | None, name: str = "", **attributes: Any) -> gs.Variable:
+    def one(
+        self, op: str, *inputs: gs.Tensor | None, name: str = "", **attributes: Any
+    ) -> gs.Variable:
         """Append a node with one output."""
         return self.emit(op, inputs, name=name, **attributes)[0]
 
@@ -144,9 +146,7 @@ class GraphWriter:
         )
         graph.cleanup(remove_unused_graph_inputs=False)
         used = {t.name for node in graph.nodes for t in node.inputs}
-        graph.inputs = [
-            i for i in graph.inputs if i.name in used or i.name not in self.weights
-        ]
+        graph.inputs = [i for i in graph.inputs if i.name in used or i.name not in self.weights]
         self.weights = {name: ref for name, ref in self.weights.items() if name in used}
         model: onnx.ModelProto = gs.export_onnx(graph, do_type_check=False)
         return model

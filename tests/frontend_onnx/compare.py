@@ -1,4 +1,4 @@
-"""Compare a compiled `DecoderGraph` with the ONNX file it came from, on packed and chunked requests."""
+"""Compare a `DecoderGraph` with the ONNX file it came from, on packed and chunked requests."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Run a `DecoderGraph` the slow, obvious way: onnx's reference ops, attention in numpy over plain lists of keys.
+"""Run a `DecoderGraph` the slow, obvious way: reference ops, attention over lists of keys.
 
-A step is a list of (request, new token ids); tokens of all requests lie packed in one graph run, as in the
-runtime. Requests keep their keys and values between steps.
+A step is a list of (request, new token ids); tokens of all requests lie packed in one graph run, as
+in the runtime. Requests keep their keys and values between steps.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def attention(
     sinks: np.ndarray | None,
     attributes: dict[str, Any],
 ) -> np.ndarray:
-    """Attend with one request's queries `[t, Hq, d]` to its keys `[n, Hkv, d]`, one query at a time."""
+    """Attend with a request's queries `[t, Hq, d]` to its keys `[n, Hkv, d]`, one by one."""
     out = np.zeros(q.shape, dtype=np.float64)
     group = q.shape[1] // keys.shape[1]
     for t, position in enumerate(positions):

@@ -1,4 +1,4 @@
-"""Tiny random transformers models exported with past key values, by torch's exporters and in optimum's way."""
+"""Tiny random transformers models exported with past key values by torch's exporters."""
 
 from __future__ import annotations
 
@@ -130,7 +130,10 @@ def export_model(
     heads = getattr(config, "num_key_value_heads", config.num_attention_heads)
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     batch, seq, past_length, layers = 2, 3, 5, config.num_hidden_layers
-    args = [torch.randint(0, VOCAB, (batch, seq)), torch.ones(batch, seq + past_length, dtype=torch.long)]
+    args = [
+        torch.randint(0, VOCAB, (batch, seq)),
+        torch.ones(batch, seq + past_length, dtype=torch.long),
+    ]
     names = ["input_ids", "attention_mask"]
     axes: list[dict[int, str]] = [{0: "batch", 1: "seq"}, {0: "batch", 1: "total"}]
     if takes_positions:

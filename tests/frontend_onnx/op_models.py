@@ -1,4 +1,4 @@
-"""Tiny random decoders around attention ops, as onnxruntime-genai's builder and newer exporters lay them out."""
+"""Tiny random decoders around attention ops, laid out as genai's builder and exporters do."""
 
 from __future__ import annotations
 
@@ -78,7 +78,9 @@ class OpModelBuilder:
         self._count += 1
         return self.weight(f"ints_{self._count}", np.array(values, dtype=np.int64))
 
-    def node(self, op: str, inputs: list[str], outputs: list[str] | str, domain: str = "", **kw) -> str:  # type: ignore[no-untyped-def]
+    def node(
+        self, op: str, inputs: list[str], outputs: list[str] | str, domain: str = "", **kw
+    ) -> str:  # type: ignore[no-untyped-def]
         names = [outputs] if isinstance(outputs, str) else outputs
         node = helper.make_node(op, inputs, names, name=f"/{names[0]}/{op}", domain=domain, **kw)
         self.nodes.append(node)
@@ -89,7 +91,9 @@ class OpModelBuilder:
         if c.bits:
             out = self._quantized(x, name, n_in, n_out)
         else:
-            out = self.node("MatMul", [x, self.matrix(f"{name}.weight", n_in, n_out)], f"{name}.out")
+            out = self.node(
+                "MatMul", [x, self.matrix(f"{name}.weight", n_in, n_out)], f"{name}.out"
+            )
         if bias:
             out = self.node("Add", [out, self.vector(f"{name}.bias", n_out)], f"{name}.biased")
         return out
@@ -193,7 +197,9 @@ class OpModelBuilder:
             MS,
             num_heads=heads,
             interleaved=int(c.interleaved),
-            rotary_embedding_dim=int(c.head_dim * c.rotary_fraction) if c.rotary_fraction < 1 else 0,
+            rotary_embedding_dim=int(c.head_dim * c.rotary_fraction)
+            if c.rotary_fraction < 1
+            else 0,
         )
 
     def _attention(self, index: int, q: str, k: str, v: str, shared: dict[str, str]) -> str:
@@ -241,11 +247,15 @@ class OpModelBuilder:
         self.node("Attention", inputs, outputs, is_causal=int(c.is_causal), **heads, **extra)
         if c.attention == "standard":
             turned = self.node("Transpose", [out], f"{out}.turned", perm=[0, 2, 1, 3])
-            out = self.node("Reshape", [turned, self.ints(0, 0, c.heads * c.head_dim)], f"{out}.flat")
+            out = self.node(
+                "Reshape", [turned, self.ints(0, 0, c.heads * c.head_dim)], f"{out}.flat"
+            )
         return out
 
     def _apart(self, x: str, heads: int, name: str) -> str:
-        split = self.node("Reshape", [x, self.ints(0, 0, heads, self.config.head_dim)], f"{name}.split")
+        split = self.node(
+            "Reshape", [x, self.ints(0, 0, heads, self.config.head_dim)], f"{name}.split"
+        )
         return self.node("Transpose", [split], f"{name}.apart", perm=[0, 2, 1, 3])
 
     def shared_inputs(self) -> dict[str, str]:
@@ -285,7 +295,10 @@ class OpModelBuilder:
             far = self.node("GreaterOrEqual", [distance, width], "m_far")
             hidden = self.node("Or", [hidden, far], "m_hidden")
         low = np.finfo(self.config.np_dtype).min
-        numbers = [self.weight(f"m_{i}", np.array(v, dtype=self.config.np_dtype)) for i, v in ((0, low), (1, 0))]
+        numbers = [
+            self.weight(f"m_{i}", np.array(v, dtype=self.config.np_dtype))
+            for i, v in ((0, low), (1, 0))
+        ]
         mask = self.node("Where", [hidden, *numbers], "m_mask")
         return self.node("Unsqueeze", [mask, self.ints(0, 1)], "m_mask_4d")
 

@@ -1,4 +1,4 @@
-"""Dialect 3: attention in primitive ops, as torch's exporters write it, against onnxruntime and transformers."""
+"""Attention in primitive ops, as torch exports it, against onnxruntime and transformers."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_dynamo_export(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.parametrize("kind", ["llama", "qwen3", "gpt2", "phi", "mistral", "gemma2"])
 def test_equals_transformers(tmp_path: Path, kind: str) -> None:
-    """The compiled graph gives the logits of the PyTorch model itself, not only those of the export."""
+    """The compiled graph gives the logits of the PyTorch model, not only those of the export."""
     import torch
 
     from blinkc.frontend.onnx_decoder import decoder_graph_from_onnx

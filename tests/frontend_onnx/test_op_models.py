@@ -1,4 +1,4 @@
-"""Dialects 1 and 2: attention ops of com.microsoft and of opset 23, against onnxruntime on the same file."""
+"""Attention ops of com.microsoft and of opset 23, against onnxruntime on the same file."""
 
 from __future__ import annotations
 
