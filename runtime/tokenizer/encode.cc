@@ -72,6 +72,66 @@ void merge_short_bytes(const TokenizerData& data, std::string_view piece,
   out.insert(out.end(), symbols, symbols + left);
 }
 
+// The pieces between the split and the tables. The table of whole pieces is larger than a core's
+// cache, so a piece is looked up only when `kDepth` later ones have asked for their lines.
+class PieceQueue {
+ public:
+  PieceQueue(const TokenizerData& data, const char* end, EncodeScratch& scratch,
+             std::vector<uint32_t>& out)
+      : data_(data), end_(end), scratch_(scratch), out_(out) {}
+
+  void push(std::string_view piece) {
+    if (size_ == kDepth) flush();
+    pieces_[size_] = piece;
+    if (piece.size() <= kMaxShortBytes) {
+      probes_[size_] =
+          data_.whole_pieces.start_find(piece, static_cast<size_t>(end_ - piece.data()));
+    }
+    ++size_;
+  }
+
+  void flush() {
+    for (size_t i = 0; i < size_; ++i) {
+      const std::string_view piece = pieces_[i];
+      const uint32_t id = piece.size() <= kMaxShortBytes
+                              ? data_.whole_pieces.finish_find(probes_[i])
+                              : data_.whole_pieces.find(piece, piece.size());
+      if (id != kNoId) {
+        out_.push_back(id);
+      } else {
+        merge(piece);
+      }
+    }
+    size_ = 0;
+  }
+
+ private:
+  static constexpr size_t kDepth = 16;
+
+  void merge(std::string_view piece) {
+    if (piece.size() > WordCache::kMaxBytes) {
+      return merge_piece(data_, piece, scratch_.merge, out_);
+    }
+    WordCache::Place place = scratch_.words.find(data_.serial, piece);
+    if (place.found()) {
+      const std::span<const uint32_t> ids = place.ids();
+      out_.insert(out_.end(), ids.begin(), ids.end());
+      return;
+    }
+    const size_t begin = out_.size();
+    merge_piece(data_, piece, scratch_.merge, out_);
+    place.store(std::span(out_).subspan(begin));
+  }
+
+  const TokenizerData& data_;
+  const char* end_;  // of the text, up to which may be read
+  EncodeScratch& scratch_;
+  std::vector<uint32_t>& out_;
+  size_t size_ = 0;
+  std::string_view pieces_[kDepth];
+  PieceTable::Probe probes_[kDepth];
+};
+
 void encode_text(const TokenizerData& data, std::string_view text, EncodeScratch& scratch,
                  std::vector<uint32_t>& out) {
   if (text.empty()) return;
@@ -81,16 +141,11 @@ void encode_text(const TokenizerData& data, std::string_view text, EncodeScratch
   }
   const char* const end = text.data() + text.size();
   const auto kind = static_cast<PretokenizerKind>(data.blob.header().pretokenizer);
-  pretokenize::split(kind, text, [&](const uint8_t* from, const uint8_t* to) {
-    const auto begin = reinterpret_cast<const char*>(from);
-    const std::string_view piece(begin, static_cast<size_t>(to - from));
-    const uint32_t id = data.whole_pieces.find(piece, static_cast<size_t>(end - begin));
-    if (id != kNoId) {
-      out.push_back(id);
-    } else {
-      merge_piece(data, piece, scratch.merge, out);
-    }
+  PieceQueue queue(data, end, scratch, out);
+  pretokenize::split(kind, text, scratch.masks, [&](const uint8_t* from, const uint8_t* to) {
+    queue.push({reinterpret_cast<const char*>(from), static_cast<size_t>(to - from)});
   });
+  queue.flush();
 }
 
 }  // namespace

@@ -7,9 +7,11 @@
 #include <vector>
 
 #include "bpe.h"
+#include "byte_class.h"
 #include "nfc.h"
 #include "tokenizer.h"
 #include "tokenizer_data.h"
+#include "word_cache.h"
 
 namespace blink {
 
@@ -19,8 +21,10 @@ struct EncodeScratch {
   std::vector<TextSplit> normalized_splits;
   std::string normalized;
   std::string prefixed;
+  TextMasks masks;
   NfcScratch nfc;
   MergeScratch merge;
+  WordCache words;
 };
 
 void encode_with(const TokenizerData& data, std::string_view text, EncodeOptions options,

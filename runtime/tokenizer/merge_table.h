@@ -17,7 +17,7 @@ class MergeTable {
 
   // `merges` in rank order. Of equal pairs the last one counts, as in the `tokenizers` library.
   explicit MergeTable(std::span<const Merge> merges) {
-    while (num_slots_ < merges.size() * 2) num_slots_ *= 2;
+    while (num_slots_ * 6 < merges.size() * 10) num_slots_ *= 2;
     shift_ = 64 - static_cast<uint32_t>(__builtin_ctzll(num_slots_));
     slots_ = AlignedArray<uint64_t>(num_slots_, kEmpty);
     merged_ = AlignedArray<uint32_t>(merges.size(), 0);
@@ -31,8 +31,8 @@ class MergeTable {
     }
   }
 
-  // Rank of the merge of two symbols, or kNoMerge. Half of the slots are empty, so that a miss ends
-  // after about two of the eight slots of a line.
+  // Rank of the merge of two symbols, or kNoMerge. At most 60 % of the slots are full, so that a
+  // miss ends after about three of the eight slots of a line.
   uint32_t rank(uint32_t left, uint32_t right) const {
     const uint64_t key = key_of(left, right);
     for (uint64_t slot = first_slot(key);; slot = next(slot)) {

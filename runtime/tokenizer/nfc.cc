@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "byte_class.h"
 #include "unicode.h"
 
 namespace blink {
@@ -108,6 +109,11 @@ size_t nfc_prefix_bytes(std::string_view text) {
   const Bytes end = begin + text.size();
   Bytes p = begin, last = begin;
   while (p < end) {
+    if (*p < 0x80) {
+      p = begin + ascii_end(text, static_cast<size_t>(p - begin));
+      last = p - 1;
+      continue;
+    }
     // Below U+0300 (0xCC 0x80) nothing changes.
     if (*p < 0xCC) {
       if ((*p & 0xC0) != 0x80) last = p;

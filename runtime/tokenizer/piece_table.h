@@ -73,18 +73,36 @@ class PieceTable {
     ++line.used;
   }
 
-  // The id of a piece, or kNoId. `readable` is the number of bytes that may be read from its start.
-  uint32_t find(std::string_view piece, size_t readable) const {
-    if (piece.size() > kMaxShortBytes) return find_long(piece);
+  // A short piece on its way through find: its line is fetched while others are looked at.
+  struct Probe {
+    ShortKey key;
+    uint64_t line;
+  };
+
+  // For a piece of 1 to kMaxShortBytes bytes of which `readable` may be read from its start.
+  Probe start_find(std::string_view piece, size_t readable) const {
     const ShortKey key = short_key(piece.data(), piece.size(), readable);
-    for (uint64_t at = hash_of(key) & line_mask_;; at = (at + 1) & line_mask_) {
+    const uint64_t line = hash_of(key) & line_mask_;
+    __builtin_prefetch(&lines_[line]);
+    return {key, line};
+  }
+
+  // The id of the probe's piece, or kNoId.
+  uint32_t finish_find(const Probe& probe) const {
+    for (uint64_t at = probe.line;; at = (at + 1) & line_mask_) {
       const Line& line = lines_[at];
       // Unused entries have length 0, which no key has.
       for (uint32_t i = 0; i < kLineEntries; ++i) {
-        if (line.keys[i] == key) return line.ids[i];
+        if (line.keys[i] == probe.key) return line.ids[i];
       }
       if (line.used < kLineEntries) return kNoId;
     }
+  }
+
+  // The id of a piece of any length, or kNoId.
+  uint32_t find(std::string_view piece, size_t readable) const {
+    if (piece.size() > kMaxShortBytes) return find_long(piece);
+    return finish_find(start_find(piece, readable));
   }
 
  private:

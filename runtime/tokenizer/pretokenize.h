@@ -9,36 +9,9 @@
 #include <string_view>
 
 #include "blob.h"
-#include "unicode.h"
+#include "runs.h"
 
 namespace blink::pretokenize {
-
-using unicode::Classified;
-using unicode::classify;
-
-using Bytes = const uint8_t*;
-
-inline bool is_newline(uint8_t b) { return b == '\r' || b == '\n'; }
-
-// End of the run of characters of `mask` that starts at `p`.
-inline Bytes run_end(Bytes p, Bytes end, uint16_t mask) {
-  while (p < end) {
-    const Classified c = classify(p, end);
-    if ((c.bits & mask) == 0) break;
-    p += c.num_bytes;
-  }
-  return p;
-}
-
-// End of the run of characters of none of `mask`.
-inline Bytes run_end_without(Bytes p, Bytes end, uint16_t mask) {
-  while (p < end) {
-    const Classified c = classify(p, end);
-    if ((c.bits & mask) != 0) break;
-    p += c.num_bytes;
-  }
-  return p;
-}
 
 // 's|'t|'re|'ve|'m|'ll|'d at `p`: its end, or `p`. Ignoring case lets the long s (U+017F) be an s.
 template <bool kIgnoreCase>
@@ -61,20 +34,15 @@ inline Bytes contraction_end(Bytes p, Bytes end) {
 // \s*[\r\n]+|\s+(?!\S)|\s+ or, without kNewlines, \s+(?!\S)|\s+; the character at `p` is white
 // space.
 template <bool kNewlines>
-inline Bytes space_end(Bytes p, Bytes end) {
-  Bytes last = p;                 // start of the run's last character
-  Bytes after_newline = nullptr;  // end of its last line break
-  Bytes q = p;
-  while (q < end) {
-    const Classified c = classify(q, end);
-    if ((c.bits & unicode::kSpace) == 0) break;
-    last = q;
-    if (kNewlines && is_newline(*q)) after_newline = q + 1;
-    q += c.num_bytes;
+inline Bytes space_end(const Runs& runs, Bytes p, Bytes end) {
+  const Bytes q = runs.spaces_end(p, end);
+  if (kNewlines) {
+    if (const Bytes r = runs.last_newline_end(p, q); r != p) return r;
   }
-  if (kNewlines && after_newline != nullptr) return after_newline;
+  if (q == end) return q;
   // Before a character that is not white space, the last one is left to the next piece.
-  return q == end || last == p ? q : last;
+  const Bytes last = unicode::previous(q, p);
+  return last == p ? q : last;
 }
 
 // Up to three characters of \p{N}; there is one at `p`.
@@ -87,10 +55,8 @@ inline Bytes three_numbers_end(Bytes p, Bytes end) {
   return p;
 }
 
-inline constexpr uint16_t kNotOther = unicode::kSpace | unicode::kLetter | unicode::kNumber;
-
 // 's|...| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
-inline Bytes gpt2_end(Bytes p, Bytes end) {
+inline Bytes gpt2_end(const Runs& runs, Bytes p, Bytes end) {
   if (const Bytes q = contraction_end<false>(p, end); q != p) return q;
   Classified c = classify(p, end);
   Bytes q = p + c.num_bytes;
@@ -98,21 +64,21 @@ inline Bytes gpt2_end(Bytes p, Bytes end) {
     c = classify(q, end);
     q += c.num_bytes;
   }
-  if ((c.bits & unicode::kLetter) != 0) return run_end(q, end, unicode::kLetter);
-  if ((c.bits & unicode::kNumber) != 0) return run_end(q, end, unicode::kNumber);
-  if ((c.bits & unicode::kSpace) == 0) return run_end_without(q, end, kNotOther);
-  return space_end<false>(p, end);
+  if ((c.bits & unicode::kLetter) != 0) return runs.letters_end(q, end);
+  if ((c.bits & unicode::kNumber) != 0) return Runs::run_end(q, end, unicode::kNumber);
+  if ((c.bits & unicode::kSpace) == 0) return runs.others_end(q, end);
+  return space_end<false>(runs, p, end);
 }
 
 // Llama-3's pattern, and with kSingleNumbers Qwen's.
 template <bool kSingleNumbers>
-inline Bytes llama3_end(Bytes p, Bytes end) {
+inline Bytes llama3_end(const Runs& runs, Bytes p, Bytes end) {
   // (?i:'s|'t|'re|'ve|'m|'ll|'d)
   if (const Bytes q = contraction_end<true>(p, end); q != p) return q;
   const Classified c = classify(p, end);
   Bytes q = p + c.num_bytes;
   // [^\r\n\p{L}\p{N}]?\p{L}+
-  if ((c.bits & unicode::kLetter) != 0) return run_end(q, end, unicode::kLetter);
+  if ((c.bits & unicode::kLetter) != 0) return runs.letters_end(q, end);
   if ((c.bits & unicode::kNumber) != 0) {  // \p{N}{1,3} or \p{N}
     return kSingleNumbers ? q : three_numbers_end(p, end);
   }
@@ -120,24 +86,24 @@ inline Bytes llama3_end(Bytes p, Bytes end) {
   if (q < end) {
     next = classify(q, end);
     if ((next.bits & unicode::kLetter) != 0 && !is_newline(*p)) {
-      return run_end(q + next.num_bytes, end, unicode::kLetter);
+      return runs.letters_end(q + next.num_bytes, end);
     }
   }
   //  ?[^\s\p{L}\p{N}]+[\r\n]*
   const bool other_follows = *p == ' ' && q < end && (next.bits & kNotOther) == 0;
   if ((c.bits & unicode::kSpace) == 0 || other_follows) {
-    q = run_end_without(q, end, kNotOther);
+    q = runs.others_end(q, end);
     while (q < end && is_newline(*q)) ++q;
     return q;
   }
-  return space_end<true>(p, end);
+  return space_end<true>(runs, p, end);
 }
 
 // The two letter alternatives of o200k without their prefix: either or `p`.
 //   [\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+   (kNeedsLower)
 //   [\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*
 template <bool kNeedsLower>
-inline Bytes o200k_word_end(Bytes p, Bytes end) {
+inline Bytes o200k_word_end(const Runs& runs, Bytes p, Bytes end) {
   constexpr uint16_t kBoth = unicode::kOtherLetter | unicode::kMark;
   Bytes q = p;
   Bytes after_both = p;  // end of the last character that is in both classes
@@ -147,37 +113,39 @@ inline Bytes o200k_word_end(Bytes p, Bytes end) {
     q += c.num_bytes;
     if ((c.bits & kBoth) != 0) after_both = q;
   }
-  const Bytes lower_end = run_end(q, end, unicode::kLower | kBoth);
+  const Bytes lower_end = Runs::run_end(q, end, unicode::kLower | kBoth);
   if (!kNeedsLower || lower_end != q) return lower_end;
   // No lower-case letter follows: the first class gives characters back until one is in the second,
   // and what stood after that one is not.
   return after_both;
 }
 
-inline Bytes o200k_end(Bytes p, Bytes end) {
+inline Bytes o200k_end(const Runs& runs, Bytes p, Bytes end) {
   const Classified c = classify(p, end);
   const Bytes after = p + c.num_bytes;
   const bool may_prefix =
       (c.bits & (unicode::kLetter | unicode::kNumber)) == 0 && !is_newline(*p) && after < end;
   const auto with_contraction = [end](Bytes q) { return contraction_end<true>(q, end); };
   if (may_prefix) {
-    if (const Bytes q = o200k_word_end<true>(after, end); q != after) return with_contraction(q);
+    if (const Bytes q = o200k_word_end<true>(runs, after, end); q != after)
+      return with_contraction(q);
   }
-  if (const Bytes q = o200k_word_end<true>(p, end); q != p) return with_contraction(q);
+  if (const Bytes q = o200k_word_end<true>(runs, p, end); q != p) return with_contraction(q);
   if (may_prefix) {
-    if (const Bytes q = o200k_word_end<false>(after, end); q != after) return with_contraction(q);
+    if (const Bytes q = o200k_word_end<false>(runs, after, end); q != after)
+      return with_contraction(q);
   }
-  if (const Bytes q = o200k_word_end<false>(p, end); q != p) return with_contraction(q);
+  if (const Bytes q = o200k_word_end<false>(runs, p, end); q != p) return with_contraction(q);
   if ((c.bits & unicode::kNumber) != 0) return three_numbers_end(p, end);
   //  ?[^\s\p{L}\p{N}]+[\r\n/]*
   const bool other_follows =
       *p == ' ' && after < end && (classify(after, end).bits & kNotOther) == 0;
   if ((c.bits & unicode::kSpace) == 0 || other_follows) {
-    Bytes q = run_end_without(after, end, kNotOther);
+    Bytes q = runs.others_end(after, end);
     while (q < end && (is_newline(*q) || *q == '/')) ++q;
     return q;
   }
-  return space_end<true>(p, end);
+  return space_end<true>(runs, p, end);
 }
 
 inline bool is_ascii_letter(uint8_t b) { return (b | 0x20) >= 'a' && (b | 0x20) <= 'z'; }
@@ -186,7 +154,7 @@ inline bool is_ascii_punctuation(uint8_t b) {
 }
 
 // DeepSeek-V3's third pattern at `p`: the end of the match, or `p` where there is none.
-inline Bytes deepseek_match_end(Bytes p, Bytes end) {
+inline Bytes deepseek_match_end(const Runs& runs, Bytes p, Bytes end) {
   constexpr uint16_t kWordChar = unicode::kLetter | unicode::kMark;
   constexpr uint16_t kSign = unicode::kPunctuation | unicode::kSymbol;
   // [!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+
@@ -199,27 +167,27 @@ inline Bytes deepseek_match_end(Bytes p, Bytes end) {
   Bytes q = p + c.num_bytes;
   // [^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+
   if ((c.bits & (unicode::kLetter | kSign)) == 0 && !is_newline(*p)) {
-    if (const Bytes r = run_end(q, end, kWordChar); r != q) return r;
+    if (const Bytes r = Runs::run_end(q, end, kWordChar); r != q) return r;
   }
-  if ((c.bits & kWordChar) != 0) return run_end(q, end, kWordChar);
+  if ((c.bits & kWordChar) != 0) return Runs::run_end(q, end, kWordChar);
   //  ?[\p{P}\p{S}]+[\r\n]*
   const bool sign_follows = *p == ' ' && q < end && (classify(q, end).bits & kSign) != 0;
   if ((c.bits & kSign) != 0 || sign_follows) {
-    q = run_end(q, end, kSign);
+    q = Runs::run_end(q, end, kSign);
     while (q < end && is_newline(*q)) ++q;
     return q;
   }
-  if ((c.bits & unicode::kSpace) != 0) return space_end<true>(p, end);
+  if ((c.bits & unicode::kSpace) != 0) return space_end<true>(runs, p, end);
   return p;
 }
 
 // What no alternative matches is a piece too, up to the next match.
-inline Bytes deepseek_end(Bytes p, Bytes end) {
-  Bytes q = deepseek_match_end(p, end);
+inline Bytes deepseek_end(const Runs& runs, Bytes p, Bytes end) {
+  Bytes q = deepseek_match_end(runs, p, end);
   if (q != p) return q;
   do {
     q += classify(q, end).num_bytes;
-  } while (q < end && deepseek_match_end(q, end) == q);
+  } while (q < end && deepseek_match_end(runs, q, end) == q);
   return q;
 }
 
@@ -230,7 +198,7 @@ inline bool is_deepseek_cjk(uint32_t c) {
 
 // Calls emit(begin, end) for each piece between `p` and `end`.
 template <typename Emit>
-inline void split_deepseek(Bytes p, Bytes end, Emit&& emit) {
+inline void split_deepseek(const Runs& runs, Bytes p, Bytes end, Emit&& emit) {
   while (p < end) {
     if ((classify(p, end).bits & unicode::kNumber) != 0) {
       const Bytes q = three_numbers_end(p, end);
@@ -248,7 +216,7 @@ inline void split_deepseek(Bytes p, Bytes end, Emit&& emit) {
       stop += d.num_bytes;
     }
     while (p < stop) {
-      const Bytes q = deepseek_end(p, stop);
+      const Bytes q = deepseek_end(runs, p, stop);
       emit(p, q);
       p = q;
     }
@@ -256,11 +224,11 @@ inline void split_deepseek(Bytes p, Bytes end, Emit&& emit) {
 }
 
 template <typename Emit>
-inline void split_digits_gpt2(Bytes p, Bytes end, Emit&& emit) {
+inline void split_digits_gpt2(const Runs& runs, Bytes p, Bytes end, Emit&& emit) {
   while (p < end) {
-    const Bytes digit = run_end_without(p, end, unicode::kNumeric);
+    const Bytes digit = Runs::run_end_without(p, end, unicode::kNumeric);
     while (p < digit) {
-      const Bytes q = gpt2_end(p, digit);
+      const Bytes q = gpt2_end(runs, p, digit);
       emit(p, q);
       p = q;
     }
@@ -273,32 +241,35 @@ inline void split_digits_gpt2(Bytes p, Bytes end, Emit&& emit) {
 }
 
 template <typename End, typename Emit>
-inline void split_with(Bytes p, Bytes end, End&& piece_end, Emit&& emit) {
+inline void split_with(const Runs& runs, Bytes p, Bytes end, End&& piece_end, Emit&& emit) {
   while (p < end) {
-    const Bytes q = piece_end(p, end);
+    const Bytes q = piece_end(runs, p, end);
     emit(p, q);
     p = q;
   }
 }
 
-// Calls emit(begin, end) for each piece of `text`, in order; the pieces cover it.
+// Calls emit(begin, end) for each piece of `text`, in order; the pieces cover it. `masks` is memory
+// to work in.
 template <typename Emit>
-inline void split(PretokenizerKind kind, std::string_view text, Emit&& emit) {
+inline void split(PretokenizerKind kind, std::string_view text, TextMasks& masks, Emit&& emit) {
   const auto p = reinterpret_cast<Bytes>(text.data());
   const Bytes end = p + text.size();
+  if (kind != PretokenizerKind::kWhole) masks.assign(text);
+  const Runs runs(text, masks);
   switch (kind) {
     case PretokenizerKind::kGpt2:
-      return split_with(p, end, gpt2_end, emit);
+      return split_with(runs, p, end, gpt2_end, emit);
     case PretokenizerKind::kDigitsGpt2:
-      return split_digits_gpt2(p, end, emit);
+      return split_digits_gpt2(runs, p, end, emit);
     case PretokenizerKind::kLlama3:
-      return split_with(p, end, llama3_end<false>, emit);
+      return split_with(runs, p, end, llama3_end<false>, emit);
     case PretokenizerKind::kQwen:
-      return split_with(p, end, llama3_end<true>, emit);
+      return split_with(runs, p, end, llama3_end<true>, emit);
     case PretokenizerKind::kO200k:
-      return split_with(p, end, o200k_end, emit);
+      return split_with(runs, p, end, o200k_end, emit);
     case PretokenizerKind::kDeepSeekV3:
-      return split_deepseek(p, end, emit);
+      return split_deepseek(runs, p, end, emit);
     case PretokenizerKind::kWhole:
       if (p < end) emit(p, end);
       return;

@@ -1,6 +1,7 @@
 #include "tokenizer.h"
 
 #include <algorithm>
+#include <atomic>
 #include <utility>
 
 #include "encode.h"
@@ -13,6 +14,12 @@ constexpr std::string_view kLowBlock = "\xE2\x96\x81";
 
 // A thread that once tokenized a huge text does not keep the memory for it.
 constexpr size_t kMaxKeptBytes = size_t{4} << 20;
+
+uint64_t next_serial() {
+  static std::atomic<uint64_t> serial{0};
+  // Relaxed: only that no two are equal matters.
+  return serial.fetch_add(1, std::memory_order_relaxed) + 1;
+}
 
 EncodeScratch& thread_scratch() {
   thread_local EncodeScratch scratch;
@@ -90,7 +97,8 @@ void fill_pieces(TokenizerData& data) {
 
 }  // namespace
 
-TokenizerData::TokenizerData(Blob checked) : blob(std::move(checked)), merges(blob.merges()) {
+TokenizerData::TokenizerData(Blob checked)
+    : serial(next_serial()), blob(std::move(checked)), merges(blob.merges()) {
   const auto byte_ids = blob.byte_ids();
   has_all_bytes = std::find(byte_ids.begin(), byte_ids.end(), kNoId) == byte_ids.end();
   byte_pair_ranks.assign(size_t{1} << 16, kNoMerge);

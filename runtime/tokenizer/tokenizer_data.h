@@ -24,6 +24,7 @@ struct TokenizerData {
                : std::string_view();
   }
 
+  const uint64_t serial;  // differs from every other tokenizer of the process; never 0
   Blob blob;
   bool has_all_bytes = false;  // every byte has an id
   MergeTable merges;
