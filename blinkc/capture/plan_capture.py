@@ -71,18 +71,28 @@ class CaptureConfig:
         return self.target != "cpu"
 
 
+@dataclass(frozen=True, slots=True)
+class ScratchSpec:
+    """A value `[rows, size]` that lives inside one call: an engine's intermediate."""
+
+    name: str
+    rows: str  # "tokens" or "samples"
+    size: int
+    dtype: str
+
+
 def plan_capture(
     segmented: SegmentedModel,
     config: CaptureConfig,
     *,
-    call_scratch_bytes: Mapping[int, int] | None = None,
+    scratch: Mapping[int, Sequence[ScratchSpec]] | None = None,
     nodes_per_step: int | None = None,
 ) -> CapturePlan:
     """Plan keys, tables, arena and memory of a segmented model.
 
     Args:
-        call_scratch_bytes: scratch memory a call wants while it runs, by its index; placed in the
-            arena as `call<i>.scratch`.
+        scratch: values that live inside one call, by its index; placed in the arena as
+            `call<i>.<name>`.
         nodes_per_step: graph nodes of one step, when the engines know it.
 
     Raises:
@@ -93,7 +103,7 @@ def plan_capture(
     shapes = parse_shapes(config.shapes)
     limits = resolve_limits(spec, shapes, config)
     nodes = nodes_per_step or _estimate_nodes(segmented)
-    arena = _plan_values(segmented, limits, call_scratch_bytes or {})
+    arena = _plan_values(segmented, limits, scratch or {})
     return _assemble(spec, shapes, limits, config, arena, weight_bytes(segmented.weights), nodes)
 
 
@@ -236,7 +246,7 @@ def _assemble(
 
 
 def _plan_values(
-    segmented: SegmentedModel, limits: Limits, call_scratch_bytes: Mapping[int, int]
+    segmented: SegmentedModel, limits: Limits, scratch: Mapping[int, Sequence[ScratchSpec]]
 ) -> ArenaPlan:
     """Place every value a call writes, from that call to its last reader, and calls' scratch."""
     rows = {"tokens": max(limits.max_prefill_tokens, limits.max_batch), "samples": limits.max_batch}
@@ -252,9 +262,11 @@ def _plan_values(
         value = segmented.values[name]
         size = rows[value.rows] * math.prod(value.shape) * DTYPE_BYTES[value.dtype]
         requests.append(ArenaRequest(name=name, num_bytes=size, first=start, last=last[name]))
-    for number, size in sorted(call_scratch_bytes.items()):
-        name = f"call{number}.scratch"
-        requests.append(ArenaRequest(name=name, num_bytes=size, first=number, last=number))
+    for number, specs in sorted(scratch.items()):
+        for spec in specs:
+            size = rows[spec.rows] * spec.size * DTYPE_BYTES[spec.dtype]
+            name = f"call{number}.{spec.name}"
+            requests.append(ArenaRequest(name=name, num_bytes=size, first=number, last=number))
     return plan_arena(requests)
 
 
