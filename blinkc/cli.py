@@ -214,6 +214,11 @@ def plan_command(as_json: bool, **options: Any) -> None:
 )
 @click.option("--name", help="Model name that the API shows. [default: the checkpoint's]")
 @click.option("--golden/--no-golden", default=True, help="Run a golden prompt (cpu target).")
+@click.option(
+    "--cross-check/--no-cross-check",
+    default=True,
+    help="Compare the golden tokens with transformers', where it is installed.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Report as JSON on stdout.")
 def bundle_command(
     build: Path,
@@ -223,6 +228,7 @@ def bundle_command(
     weights_from: tuple[Path, ...],
     name: str | None,
     golden: bool,
+    cross_check: bool,
     as_json: bool,
 ) -> None:
     """Write the bundle of a finished BUILD: the folder, or file, that blink-runtime serves."""
@@ -236,6 +242,7 @@ def bundle_command(
         weights_from=weights_from,
         model_name=name,
         golden=golden,
+        cross_check=cross_check,
     )
     manifest = write_bundle(config, Progress(quiet=as_json))
     if as_json:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from blinkc import abi, stages
 from blinkc.artifacts import WeightFiles, load_segmented
 from blinkc.build_folder import BuildFolder, hash_file, replace_folder
+from blinkc.bundle.cross_check import checkpoint_folder, cross_check
 from blinkc.bundle.golden import NUM_GOLDEN_TOKENS, golden_prompt, run_golden
 from blinkc.bundle.manifest import (
     MANIFEST_NAME,
@@ -55,6 +56,7 @@ class BundleConfig:
     weights_from: Sequence[Path] = ()
     model_name: str | None = None
     golden: bool = True
+    cross_check: bool = True
 
 
 def write_bundle(config: BundleConfig, progress: Progress) -> Manifest:
@@ -123,15 +125,19 @@ def _write_content(
         }
     )
     (folder / MANIFEST_NAME).write_bytes(manifest_to_bytes(manifest))
-    golden = _golden(config, manifest, folder, progress)
+    golden = _golden(config, manifest, folder, segmented, progress)
     manifest = Manifest.model_validate({**dict(manifest), "golden": golden})
     (folder / MANIFEST_NAME).write_bytes(manifest_to_bytes(manifest))
     return manifest
 
 
 def _golden(
-    config: BundleConfig, manifest: Manifest, folder: Path, progress: Progress
-) -> Golden | None:
+    config: BundleConfig,
+    manifest: Manifest,
+    folder: Path,
+    segmented: SegmentedModel,
+    progress: Progress,
+) -> Golden:
     """Compute the golden tokens on the target itself; a GPU's come at the first load."""
     tokenizer = manifest.tokenizer
     path = folder / tokenizer.tokenizer_json if tokenizer.tokenizer_json else None
@@ -144,10 +150,16 @@ def _golden(
             open_bundle(folder, check_hashes=False) as bundle,
         ):
             output = run_golden(bundle, prompt, count, weights_from=config.weights_from)
+    checked_against = ""
+    checkpoint = checkpoint_folder(segmented)
+    if output and config.cross_check and checkpoint is not None:
+        with progress.step("golden", "comparing it with transformers"):
+            checked_against = cross_check(checkpoint, prompt, output)
     return Golden(
         prompt_token_ids=tuple(prompt),
         output_token_ids=tuple(output),
         made_by="the cpu target" if output else "",
+        checked_against=checked_against,
     )
 
 
