@@ -9,7 +9,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from blinkc.errors import BlinkError
-from blinkc.frontend.onnx_model import OnnxModel, attribute_values, describe_node
+from blinkc.frontend.onnx_model import (
+    ONNX_DOMAINS,
+    OnnxModel,
+    attribute_values,
+    describe_node,
+)
 from blinkc.frontend.onnx_probe import Probe
 
 if TYPE_CHECKING:
@@ -26,6 +31,18 @@ def inline_branches(model: OnnxModel, limit: int) -> None:
             return
         _inline(model, node, _decide(model, node, limit))
     raise BlinkError(f"{model.path}: more than {_MAX_BRANCHES} If nodes")
+
+
+def skip_identities(model: OnnxModel) -> None:
+    """Let every node read past `Identity` nodes, so that a shared weight is seen as one."""
+    source: dict[str, str] = {}
+    for node in model.nodes:
+        for index, name in enumerate(node.input):
+            if name in source:
+                node.input[index] = source[name]
+        if node.op_type == "Identity" and node.domain in ONNX_DOMAINS:
+            source[node.output[0]] = node.input[0]
+    model.index()
 
 
 def _decide(model: OnnxModel, node: onnx.NodeProto, limit: int) -> bool:
@@ -68,22 +85,16 @@ def _inline(model: OnnxModel, node: onnx.NodeProto, taken: bool) -> None:
     assert isinstance(branch, onnx.GraphProto)
     for tensor in branch.initializer:
         model.initializers[tensor.name] = tensor
-    renamed = dict(zip((o.name for o in branch.output), node.output, strict=True))
     copies = []
     for inner in branch.node:
         copy = onnx.NodeProto()
         copy.CopyFrom(inner)
         copies.append(copy)
-    produced = {name for inner in copies for name in inner.output}
-    aliases = []
-    for inner_name, outer_name in renamed.items():
-        if inner_name not in produced:  # the branch hands on an initializer or an outer tensor
-            aliases.append(onnx.helper.make_node("Identity", [inner_name], [outer_name]))
-    for copy in copies:
-        for names in (copy.input, copy.output):
-            for index, name in enumerate(names):
-                if name in renamed and renamed[name] and name in produced:
-                    names[index] = renamed[name]
+    aliases = [
+        onnx.helper.make_node("Identity", [inner_output.name], [outer])
+        for inner_output, outer in zip(branch.output, node.output, strict=True)
+        if outer and inner_output.name != outer
+    ]
     at = model.nodes.index(node)
     model.nodes[at : at + 1] = [*copies, *aliases]
     model.index()

@@ -216,7 +216,10 @@ class DecoderEmitter:
             if name in self.matches:
                 needed.add(name)
                 match = self.matches[name][1]
-                stack.extend((s.name, match.node) for s in (match.query, match.key, match.value))
+                read = [s.name for s in (match.query, match.key, match.value)]
+                read += [match.sinks, match.bias[0]]
+                read += [match.rope.cos, match.rope.sin] if match.rope else []
+                stack.extend((name, match.node) for name in read)
                 continue
             if self.meaning(name).kind != "computed":
                 continue

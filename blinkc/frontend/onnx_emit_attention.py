@@ -103,7 +103,14 @@ def rope_rows(emitter: DecoderEmitter, rope: RopeSource) -> tuple[gs.Tensor, gs.
     """Return cos and sin of each token `[T, 1, half]`, and `half`."""
     writer = emitter.writer
     rows = []
-    half = emitter.meaning.shape(rope.cos)[-1]
+    rows_held, half = emitter.meaning.shape(rope.cos)
+    longest = emitter.meaning.probes[-1].total
+    if rows_held < longest:
+        raise BlinkError(
+            f"{emitter.model.path}: table '{rope.cos}' has {rows_held} rows, "
+            f"a sequence may have {longest} tokens",
+            hint="lower --max-seqlen",
+        )
     for name in (rope.cos, rope.sin):
         key = f"{name}_rows"
         if key not in emitter.tensors:

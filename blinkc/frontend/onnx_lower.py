@@ -233,9 +233,17 @@ def lower_gather(emitter: DecoderEmitter, node: onnx.NodeProto) -> list[gs.Tenso
         table, ids = emitter.operand(data), emitter.operand(index)
         if emitter.meaning.token_axis(index) is None:
             return [writer.one("Gather", table, ids, name=result, axis=axis)]
-        if any(dim != 1 for dim in emitter.meaning.shape(data)[:axis]):
-            raise emitter.fail(node, "it looks tokens up on an inner axis")
         shape = emitter.meaning.shape(data)
+        if any(dim != 1 for dim in shape[:axis]):
+            raise emitter.fail(node, "it looks tokens up on an inner axis")
+        longest = emitter.meaning.probes[-1].value(index)
+        if longest is not None and longest.size and int(longest.max()) >= shape[axis]:
+            raise emitter.fail(
+                node,
+                f"its table has {shape[axis]} rows, a sequence of "
+                f"{emitter.meaning.probes[-1].total} tokens reads row {int(longest.max())}",
+                "lower --max-seqlen",
+            )
         if axis:
             table = writer.reshape(table, shape[axis:])
         rows = writer.one("Gather", table, ids, name=result, axis=0)

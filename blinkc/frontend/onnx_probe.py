@@ -97,7 +97,10 @@ class Probe:
                 self.types[name] = element_type
             return
         if node.domain not in ONNX_DOMAINS or node.op_type in ("If", "Loop", "Scan"):
-            return
+            raise BlinkError(
+                f"{self.model.path}: {describe_node(node)}: this op is not supported",
+                hint="export the model with standard or com.microsoft ops",
+            )
         types = {}
         data = {}
         for name in node.input:
@@ -217,8 +220,11 @@ def _run_reference(
         op_class = load_op("", node.op_type, opset, evaluator_cls=ReferenceEvaluator)
     except (NotImplementedError, onnx.reference.op_run.RuntimeContextError):
         return None
-    with np.errstate(all="ignore"):
-        results = op_class(node, parameters).run(*inputs)
+    try:
+        with np.errstate(all="ignore"):
+            results = op_class(node, parameters).run(*inputs)
+    except (IndexError, ValueError, TypeError, NotImplementedError, RuntimeError):
+        return None  # a value that cannot be made is not known; whoever needs it says so
     return [np.asarray(result) for result in results]
 
 
