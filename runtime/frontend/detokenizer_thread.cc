@@ -79,13 +79,11 @@ void DetokenizerThread::handle(const TokenEvent& event) {
 
 void DetokenizerThread::take_tokens(Generation& generation, const TokenEvent& event,
                                     Clock::time_point now) {
-  if (generation.num_output_tokens == 0) {
-    metrics_.ttft.observe_ns(ns_between(generation.submitted_at, now));
-  } else {
-    // Tokens that came in one poll share its time.
-    const uint64_t ns = ns_between(generation.last_token_at, now) / event.num_tokens;
-    for (uint32_t i = 0; i < event.num_tokens; ++i) metrics_.itl.observe_ns(ns);
-  }
+  // Tokens that came in one poll share its time.
+  const bool is_first = generation.num_output_tokens == 0;
+  if (is_first) metrics_.ttft.observe_ns(ns_between(generation.submitted_at, now));
+  const uint64_t ns = is_first ? 0 : ns_between(generation.last_token_at, now) / event.num_tokens;
+  metrics_.itl.observe_ns(ns, is_first ? event.num_tokens - 1u : event.num_tokens);
   generation.last_token_at = now;
   metrics_.output_tokens.add(event.num_tokens);
   for (uint32_t i = 0; i < event.num_tokens && !generation.is_answered; ++i) {

@@ -113,7 +113,7 @@ std::optional<ApiError> GenerationPipeline::check_lengths(const GenerationReques
                        "This model's context length is " + number(sizes.max_seqlen) +
                            " tokens, but the request asks for " + number(num_prompt + num_output) +
                            " (" + number(num_prompt) + " in the prompt, " + number(num_output) +
-                           " in the completion).",
+                           " of 'max_tokens').",
                        "context_length_exceeded");
   }
   if (num_output > sizes.max_output_tokens) {
@@ -153,10 +153,10 @@ std::variant<std::vector<uint32_t>, ApiError> GenerationPipeline::stop_token_ids
     }
   }
   if (ids.size() > BLINK_MAX_STOP_TOKEN_IDS) {
-    return bad_request("stop_token_ids",
-                       "With the model's own end tokens there are " + std::to_string(ids.size()) +
-                           " stop token ids; at most " + std::to_string(BLINK_MAX_STOP_TOKEN_IDS) +
-                           " are allowed.");
+    return bad_request("stop_token_ids", "With the model's own end tokens 'stop_token_ids' has " +
+                                             std::to_string(ids.size()) + " ids; at most " +
+                                             std::to_string(BLINK_MAX_STOP_TOKEN_IDS) +
+                                             " are allowed.");
   }
   return ids;
 }

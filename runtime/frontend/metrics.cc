@@ -60,12 +60,12 @@ void append_ring(const blink_ring_header& header, std::string& out) {
 
 }  // namespace
 
-void Histogram::observe_ns(uint64_t ns) {
+void Histogram::observe_ns(uint64_t ns, uint64_t count) {
   const double seconds = static_cast<double>(ns) * 1e-9;
   size_t bucket = 0;
   while (bucket < kBoundsSeconds.size() && seconds > kBoundsSeconds[bucket]) ++bucket;
-  buckets_[bucket].add();
-  sum_ns_.add(ns);
+  buckets_[bucket].add(count);
+  sum_ns_.add(ns * count);
 }
 
 void Histogram::append_text(std::string_view name, std::string_view help, std::string& out) const {

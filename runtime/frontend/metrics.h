@@ -28,7 +28,7 @@ class Histogram {
   static constexpr std::array<double, 16> kBoundsSeconds = {
       0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 120};
 
-  void observe_ns(uint64_t ns);
+  void observe_ns(uint64_t ns, uint64_t count = 1);
   void append_text(std::string_view name, std::string_view help, std::string& out) const;
 
  private:

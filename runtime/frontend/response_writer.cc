@@ -26,6 +26,26 @@ void append_quoted_or_null(std::string_view text, std::string& out) {
   }
 }
 
+// U+0085, U+2028 and U+2029 end a line for some readers of event streams (Python's str.splitlines
+// among them), so they are escaped. Returns the bytes taken from `text`, 0 where it does not begin
+// with one.
+size_t escape_line_break(std::string_view text, std::string_view before, std::string& out) {
+  std::string_view escape;
+  size_t length = 3;
+  if (text.starts_with("\xC2\x85")) {
+    escape = "\\u0085";
+    length = 2;
+  } else if (text.starts_with("\xE2\x80\xA8")) {
+    escape = "\\u2028";
+  } else if (text.starts_with("\xE2\x80\xA9")) {
+    escape = "\\u2029";
+  } else {
+    return 0;
+  }
+  out.append(before).append(escape);
+  return length;
+}
+
 }  // namespace
 
 void append_json_escaped(std::string_view text, std::string& out) {
@@ -33,7 +53,14 @@ void append_json_escaped(std::string_view text, std::string& out) {
   size_t start = 0;
   for (size_t i = 0; i < text.size(); ++i) {
     const auto byte = static_cast<unsigned char>(text[i]);
-    if (byte >= 0x20 && byte != '"' && byte != '\\') continue;
+    if (byte >= 0x20 && byte != '"' && byte != '\\' && byte != 0xC2 && byte != 0xE2) continue;
+    if (byte >= 0x80) {
+      const size_t length = escape_line_break(text.substr(i), text.substr(start, i - start), out);
+      if (length == 0) continue;
+      i += length - 1;
+      start = i + 1;
+      continue;
+    }
     out.append(text.substr(start, i - start));
     start = i + 1;
     switch (byte) {

@@ -1,0 +1,241 @@
+"""What goes wrong: clients that leave, a full ring, a dead scheduler, restarts. Nothing leaks."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import pytest
+from conftest import (
+    EOS,
+    NAN,
+    STALL,
+    ByteCodec,
+    FrontEnd,
+    FrontEndOptions,
+    Server,
+    _native,
+    ring_sizes,
+    start_owner,
+    stop_owner,
+    wait_for,
+)
+from test_http import connect, post, receive_all
+
+
+@pytest.fixture(scope="module")
+def slow(make_server: Callable[..., Server]) -> Server:
+    """A token every 5 ms."""
+    return make_server(owner={"token_interval_us": 5000}, sizes={"num_slots": 4})
+
+
+def stream_body(prompt: Any, **fields: Any) -> bytes:
+    return json.dumps({"prompt": prompt, "stream": True, "max_tokens": 500, **fields}).encode()
+
+
+def test_client_that_leaves_frees_its_slot(slow: Server) -> None:
+    # Closed after the first chunk of a long answer: the slot is free at once, not at its end.
+    for _ in range(6):  # more than there are slots
+        with connect(slow) as connection:
+            connection.sendall(post(stream_body("x" * 100, ignore_eos=True)))
+            assert b"data: {" in connection.recv(4096)
+        slow.wait_until_empty()
+    assert slow.front_end.stats()["requests_running"] == 0
+
+
+def test_client_that_leaves_before_a_whole_answer(slow: Server) -> None:
+    with connect(slow) as connection:
+        connection.sendall(post(json.dumps({"prompt": "x" * 400, "max_tokens": 400}).encode()))
+        wait_for(lambda: bool(slow.ring.slots()), "the request to be in the ring")
+    slow.wait_until_empty()
+
+
+def test_client_that_leaves_at_every_byte(make_server: Callable[..., Server]) -> None:
+    server = make_server(owner={"token_interval_us": 200})
+    whole = len(receive_all_of(server, post(stream_body("hello"))))
+    for size in range(0, whole, 23):
+        with connect(server) as connection:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+            connection.sendall(post(stream_body("hello")))
+            received = 0
+            while received < size:
+                received += len(connection.recv(size - received))
+    server.wait_until_empty()
+    wait_for(lambda: server.front_end.stats()["requests_running"] == 0, "requests to end")
+    wait_for(lambda: server.front_end.stats()["connections_open"] <= 1, "connections to end")
+    assert server.complete("alive").status_code == 200
+
+
+def receive_all_of(server: Server, request: bytes) -> bytes:
+    with connect(server) as connection:
+        connection.sendall(request)
+        return receive_all(connection)
+
+
+def test_full_ring(slow: Server) -> None:
+    held = [connect(slow) for _ in range(4)]
+    try:
+        for connection in held:
+            connection.sendall(post(stream_body("y" * 100, ignore_eos=True)))
+        wait_for(lambda: len(slow.ring.slots()) == 4, "the ring to be full")
+        response = slow.complete("one too many")
+        assert response.status_code == 429
+        assert int(response.headers["retry-after"]) >= 1
+        assert response.json()["error"]["code"] == "ring_full"
+    finally:
+        for connection in held:
+            connection.close()
+    slow.wait_until_empty()
+    assert slow.complete("abc").status_code == 200
+
+
+def test_stop_string_aborts_the_rest(slow: Server) -> None:
+    response = slow.complete("abc" + "x" * 300, stop=["bc"], max_tokens=400)
+    assert response.json()["choices"][0]["text"] == "a"
+    slow.wait_until_empty()
+
+
+def test_nan_fails_one_request_only(server: Server) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        good = [pool.submit(server.complete, f"good {i}") for i in range(6)]
+        bad = [pool.submit(server.complete, [65, 66, NAN, 67]) for _ in range(2)]
+        for i, future in enumerate(good):
+            assert future.result().json()["choices"][0]["text"] == f"good {i}"
+        for future in bad:
+            assert future.result().status_code == 500
+            assert future.result().json()["error"]["code"] == "nan_logits"
+    server.wait_until_empty()
+
+
+def test_failure_inside_a_stream(server: Server) -> None:
+    # The status line is out already: the stream ends with an error event, not as if it were whole.
+    data = receive_all_of(server, post(stream_body([65, 66, NAN])))
+    assert b'"text":"A"' in data
+    assert b"nan_logits" in data
+    assert b'"finish_reason":"' not in data
+    server.wait_until_empty()
+
+
+def test_failure_before_the_first_token_is_a_status(server: Server) -> None:
+    data = receive_all_of(server, post(stream_body([NAN])))
+    assert data.startswith(b"HTTP/1.1 500 ")
+
+
+def test_stalled_scheduler(make_server: Callable[..., Server]) -> None:
+    server = make_server(owner={"stall_us": 2_500_000}, stall_timeout_ms=500)
+    with ThreadPoolExecutor(2) as pool:
+        stalled = pool.submit(server.complete, [65, STALL, 66])
+        wait_for(lambda: server.front_end.health == "stalled", "the stall to be noticed")
+        assert server.http.get("/health").status_code == 503
+        assert server.http.get("/health").json() == {"status": "stalled"}
+        assert server.complete("x").status_code == 503
+        assert stalled.result().status_code == 503
+    # It comes back: health follows, the slot of the failed request is cleaned up.
+    wait_for(lambda: server.front_end.health == "serving", "recovery")
+    server.wait_until_empty()
+    assert server.complete("back").json()["choices"][0]["text"] == "back"
+
+
+def test_killed_scheduler(make_server: Callable[..., Server]) -> None:
+    server = make_server(owner={"token_interval_us": 5000}, stall_timeout_ms=500)
+    with ThreadPoolExecutor(2) as pool:
+        running = pool.submit(server.complete, "x" * 1000, max_tokens=1000)
+        wait_for(lambda: bool(server.ring.slots()), "the request to be in the ring")
+        server.owner.kill()
+        assert running.result().status_code == 503
+    assert server.http.get("/health").status_code == 503
+
+
+def test_stopped_scheduler(make_server: Callable[..., Server]) -> None:
+    server = make_server()
+    server.ring.request_stop()
+    wait_for(lambda: server.front_end.health == "stopped", "the stop to be noticed")
+    assert server.http.get("/health").json() == {"status": "stopped"}
+    assert server.complete("x").status_code == 503
+
+
+def test_ring_without_scheduler(make_server: Callable[..., Server]) -> None:
+    ring = _native.Ring.create("/blink-test-empty", ring_sizes())
+    with FrontEnd(ring, ByteCodec(), None, FrontEndOptions(port=0)) as front_end:
+        response = httpx.get(f"{front_end.url}/health")
+        assert response.status_code == 503
+        assert response.json() == {"status": "starting"}
+
+
+def test_front_end_restarts_with_requests_in_flight() -> None:
+    """The bug: slots of the first life never released, or its tokens in the second's answers."""
+    ring = _native.Ring.create("/blink-test-restart", ring_sizes(num_slots=4))
+    owner = start_owner(ring.name, {"token_interval_us": 3000})
+    options = FrontEndOptions(port=0, model_name="fake", eos_token_ids=(EOS,))
+    try:
+        for life in range(3):
+            with FrontEnd(ring, ByteCodec(), None, options) as front_end:
+                wait_for(lambda f=front_end: f.health == "serving", "health")  # type: ignore[misc]
+                url = f"{front_end.url}/v1/completions"
+                for i in range(2):  # slots come back only after the first life's requests are gone
+                    body = {"prompt": f"life {life} {i}", "max_tokens": 50}
+                    answer = httpx.post(url, json=body).json()
+                    assert answer["choices"][0]["text"] == f"life {life} {i}"
+                for _ in range(3):
+                    body = {"prompt": "old" * 100, "max_tokens": 600, "ignore_eos": True}
+                    thread = threading.Thread(target=post_and_forget, args=(url, body), daemon=True)
+                    thread.start()
+                wait_for(lambda: len(ring.slots()) == 3, "requests in flight")
+                front_end.close(0.0) if life else None
+    finally:
+        stop_owner(ring, owner)
+
+
+def post_and_forget(url: str, body: dict[str, Any]) -> None:
+    with contextlib.suppress(httpx.HTTPError):  # the server goes away: that is the test
+        httpx.post(url, json=body)
+
+
+def test_draining_lets_running_requests_end(make_server: Callable[..., Server]) -> None:
+    server = make_server(owner={"token_interval_us": 3000})
+    with ThreadPoolExecutor(2) as pool:
+        running = pool.submit(server.complete, "z" * 150, max_tokens=200)
+        wait_for(lambda: bool(server.ring.slots()), "the request to be in the ring")
+        server.front_end.close(20.0)
+        assert running.result().json()["choices"][0]["text"] == "z" * 150
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(f"{server.front_end.url}/health")
+
+
+def test_slow_reader_is_cut_off_and_others_go_on(make_server: Callable[..., Server]) -> None:
+    server = make_server(max_buffered_bytes=100_000)
+    with connect(server) as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.sendall(post(stream_body("w" * 1000, max_tokens=1000)))
+        server.wait_until_empty()
+        assert server.complete("others").json()["choices"][0]["text"] == "others"
+    wait_for(lambda: server.front_end.stats()["requests_running"] == 0, "requests to end")
+
+
+def test_many_streams_at_once(make_server: Callable[..., Server]) -> None:
+    server = make_server(sizes={"num_slots": 64})
+
+    def one(i: int) -> str:
+        data = receive_all_of(server, post(stream_body(f"stream {i} " * 10)))
+        events = [line[6:] for line in data.split(b"\n") if line.startswith(b"data: {")]
+        return "".join(json.loads(event)["choices"][0]["text"] for event in events)
+
+    with ThreadPoolExecutor(48) as pool:
+        texts = list(pool.map(one, range(400)))
+    assert texts == [f"stream {i} " * 10 for i in range(400)]
+    server.wait_until_empty()
+    assert server.front_end.stats()["sequence_mismatches"] == 0
+
+
+def test_requests_that_wait_for_a_lane(make_server: Callable[..., Server]) -> None:
+    server = make_server(owner={"max_running": 1, "token_interval_us": 500})
+    with ThreadPoolExecutor(8) as pool:
+        futures = [pool.submit(server.complete, f"number {i}") for i in range(8)]
+        texts = [future.result().json()["choices"][0]["text"] for future in futures]
+    assert texts == [f"number {i}" for i in range(8)]

@@ -1,0 +1,310 @@
+"""HTTP itself, byte by byte: framing, limits, deadlines, keys, methods."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from conftest import Server, wait_for
+
+BODY = b'{"prompt": "hello", "max_tokens": 20}'
+
+
+def connect(server: Server) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", server.front_end.port), timeout=20)
+
+
+def receive_all(connection: socket.socket) -> bytes:
+    """Read until the server closes."""
+    parts = []
+    while part := connection.recv(65536):
+        parts.append(part)
+    return b"".join(parts)
+
+
+def exchange(server: Server, request: bytes) -> bytes:
+    with connect(server) as connection:
+        connection.sendall(request)
+        return receive_all(connection)
+
+
+def post(body: bytes = BODY, *, extra: str = "", version: str = "1.1", close: bool = True) -> bytes:
+    head = (
+        f"POST /v1/completions HTTP/{version}\r\nHost: x\r\nContent-Length: {len(body)}\r\n"
+        f"Content-Type: application/json\r\n{extra}"
+    )
+    if close and version == "1.1":
+        head += "Connection: close\r\n"
+    return head.encode() + b"\r\n" + body
+
+
+def split_response(data: bytes) -> tuple[int, dict[str, str], bytes]:
+    head, _, body = data.partition(b"\r\n\r\n")
+    first, *lines = head.decode().split("\r\n")
+    headers = dict(line.lower().split(": ", 1) for line in lines)
+    return int(first.split()[1]), headers, body
+
+
+@pytest.fixture(scope="module")
+def small(make_server: Callable[..., Server]) -> Server:
+    """A server with small limits and short deadlines."""
+    return make_server(
+        max_header_bytes=2048,
+        max_body_bytes=4096,
+        header_timeout_ms=300,
+        body_timeout_ms=300,
+        idle_timeout_ms=600,
+        max_connections=4,
+        api_keys=("first-key", "second-key"),
+    )
+
+
+def test_plain_post(server: Server) -> None:
+    status, headers, body = split_response(exchange(server, post()))
+    assert status == 200
+    assert headers["content-type"] == "application/json"
+    assert int(headers["content-length"]) == len(body)
+    assert headers["connection"] == "close"
+    assert json.loads(body)["choices"][0]["text"] == "hello"
+
+
+def test_request_in_single_bytes(server: Server) -> None:
+    with connect(server) as connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for byte in post():
+            connection.send(bytes([byte]))
+        assert split_response(receive_all(connection))[0] == 200
+
+
+def test_pipelined_requests_are_answered_in_order(server: Server) -> None:
+    bodies = [f'{{"prompt": "answer {i}", "max_tokens": 20}}'.encode() for i in range(5)]
+    requests = [post(body, close=i == 4) for i, body in enumerate(bodies)]
+    data = exchange(server, b"".join(requests)).decode()
+    places = [data.index(f"answer {i}") for i in range(5)]
+    assert places == sorted(places)
+    assert data.count("HTTP/1.1 200") == 5
+
+
+def test_chunked_body(server: Server) -> None:
+    head = (
+        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n"
+        b"Connection: close\r\n\r\n"
+    )
+    chunks = b"".join(b"%x\r\n%s\r\n" % (1, BODY[i : i + 1]) for i in range(len(BODY)))
+    assert split_response(exchange(server, head + chunks + b"0\r\n\r\n"))[0] == 200
+
+
+def test_http_1_0(server: Server) -> None:
+    status, headers, body = split_response(exchange(server, post(version="1.0")))
+    assert status == 200
+    assert json.loads(body)["choices"][0]["text"] == "hello"
+    streamed = exchange(server, post(b'{"prompt": "hello", "stream": true}', version="1.0"))
+    status, headers, body = split_response(streamed)
+    assert "transfer-encoding" not in headers
+    assert body.startswith(b"data: {") and body.endswith(b"data: [DONE]\n\n")
+
+
+def test_expect_continue(server: Server) -> None:
+    request = post(extra="Expect: 100-continue\r\n")
+    head, body = request[: -len(BODY)], BODY
+    with connect(server) as connection:
+        connection.sendall(head)
+        assert connection.recv(100).startswith(b"HTTP/1.1 100 Continue\r\n\r\n")
+        connection.sendall(body)
+        assert split_response(receive_all(connection))[0] == 200
+    assert split_response(exchange(server, post(extra="Expect: magic\r\n")))[0] == 417
+
+
+def test_head_and_methods(server: Server) -> None:
+    response = server.http.head("/health")
+    assert response.status_code == 200
+    assert response.content == b""
+    assert int(response.headers["content-length"]) > 0
+    for method, path, allow in (
+        ("GET", "/v1/completions", "POST"),
+        ("DELETE", "/v1/chat/completions", "POST"),
+        ("POST", "/health", "GET, HEAD"),
+        ("OPTIONS", "/v1/models", "GET, HEAD"),
+    ):
+        response = server.http.request(method, path)
+        assert response.status_code == 405
+        assert response.headers["allow"] == allow
+    response = server.http.get("/nowhere")
+    assert response.status_code == 404
+    assert response.json()["error"]["code"] == "not_found"
+    assert not any("access-control" in name for name in response.headers)
+
+
+def test_query_strings_are_ignored(server: Server) -> None:
+    assert server.http.get("/health?x=1").status_code == 200
+
+
+def test_chat_page(server: Server) -> None:
+    response = server.http.get("/")
+    assert response.headers["content-type"].startswith("text/html")
+    assert "/v1/chat/completions" in response.text
+    assert response.text.rstrip().endswith("</html>")
+
+
+def test_content_type(server: Server) -> None:
+    # Forms and plain text could come from any web page a user visits.
+    for kind, status in (
+        ("text/plain", 415),
+        ("application/x-www-form-urlencoded", 415),
+        ("application/json; charset=utf-8", 200),
+        ("Application/JSON", 200),
+    ):
+        response = server.http.post("/v1/completions", content=BODY, headers={"Content-Type": kind})
+        assert response.status_code == status, kind
+    assert server.http.post("/v1/completions", content=BODY).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "request_bytes",
+    [
+        b"\r\n\r\n\r\n",
+        b"GET\r\n\r\n",
+        b"GET /\r\n\r\n",
+        b"GET / HTTP/1.1\r\nbad header\r\n\r\n",
+        b"GET / HTTP/1.1\r\nA: b\x00c\r\n\r\n",
+        b"GET / HTTP/1.1\r\nContent-Length: x\r\n\r\n",
+        b"GET / HTTP/1.1\r\nContent-Length: -1\r\n\r\n",
+        b"POST / HTTP/1.1\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nab",
+        b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+        b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\nContent-Length: 3\r\n\r\nabc",
+        b"GET / HTTP/2.0\r\n\r\n",
+        b"GET / HTTP/0.9\r\n\r\n",
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(100),  # TLS on a plain port
+    ],
+)
+def test_malformed_requests(server: Server, request_bytes: bytes) -> None:
+    with connect(server) as connection:
+        connection.sendall(request_bytes)
+        connection.shutdown(socket.SHUT_WR)
+        data = receive_all(connection)
+    assert data == b"" or split_response(data)[0] in (400, 505)
+    assert server.http.get("/health").status_code == 200
+
+
+def test_body_and_header_limits(small: Server) -> None:
+    key = {"Authorization": "Bearer first-key"}
+    with connect(small) as connection:
+        # Said by its length: refused before it is sent.
+        connection.sendall(b"POST /v1/completions HTTP/1.1\r\nContent-Length: 5000\r\n\r\n")
+        assert split_response(receive_all(connection))[0] == 413
+    chunk = (
+        b"POST /v1/completions HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n"
+        + (b"1000\r\n" + bytes(4096) + b"\r\n") * 2
+    )
+    with connect(small) as connection:
+        connection.sendall(chunk)
+        assert split_response(receive_all(connection))[0] == 413
+    with connect(small) as connection:
+        connection.sendall(b"GET /health HTTP/1.1\r\nX: " + b"y" * 3000)
+        assert split_response(receive_all(connection))[0] == 431
+    assert small.http.get("/health", headers=key).status_code == 200
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET /hea", post()[:-5]])
+def test_deadlines_close_slow_connections(small: Server, sent: bytes) -> None:
+    with connect(small) as connection:
+        connection.sendall(sent)
+        # Closed by the server, within the socket's own timeout.
+        assert receive_all(connection) == b""
+
+
+def test_api_keys(small: Server) -> None:
+    body = {"prompt": "x"}
+    for key, status in (
+        ("Bearer first-key", 200),
+        ("bearer second-key", 200),
+        ("Bearer first-ke", 401),
+        ("Bearer first-keyx", 401),
+        ("Bearer first-keyfirst-key", 401),
+        ("Bearer", 401),
+        ("first-key", 401),
+        ("Basic first-key", 401),
+        (None, 401),
+    ):
+        headers = {"Authorization": key} if key is not None else {}
+        response = small.http.post("/v1/completions", json=body, headers=headers)
+        assert response.status_code == status, key
+        if status == 401:
+            assert response.headers["www-authenticate"] == "Bearer"
+            assert response.json()["error"]["code"] == "invalid_api_key"
+    assert small.http.get("/v1/models").status_code == 401
+    assert small.http.get("/health").status_code == 200
+
+
+def test_connection_limit(small: Server) -> None:
+    wait_for(lambda: small.front_end.stats()["connections_open"] <= 1, "connections to end")
+    small.http.close()
+    wait_for(lambda: small.front_end.stats()["connections_open"] == 0, "connections to end")
+    held = [connect(small) for _ in range(4)]
+    try:
+        wait_for(lambda: small.front_end.stats()["connections_open"] == 4, "connections")
+        status, headers, _ = split_response(exchange(small, b""))
+        assert status == 503
+        assert headers["retry-after"] == "1"
+    finally:
+        for connection in held:
+            connection.close()
+    wait_for(lambda: small.front_end.stats()["connections_open"] == 0, "connections to end")
+    assert split_response(exchange(small, b"GET /health HTTP/1.0\r\n\r\n"))[0] == 200
+
+
+def metric_values(text: str) -> Iterator[tuple[str, float]]:
+    for line in text.splitlines():
+        if not line.startswith("#"):
+            name, value = line.rsplit(" ", 1)
+            yield name, float(value)
+
+
+def test_metrics_are_prometheus_text(server: Server) -> None:
+    before = dict(metric_values(server.http.get("/metrics").text))
+    server.complete("count me")
+    text = server.http.get("/metrics").text
+    after = dict(metric_values(text))
+    assert after["blink_healthy"] == 1
+    assert after["blink_output_tokens_total"] - before["blink_output_tokens_total"] == 9
+    assert after["blink_ttft_seconds_count"] - before["blink_ttft_seconds_count"] == 1
+    assert after["blink_itl_seconds_count"] - before["blink_itl_seconds_count"] == 8
+    stopped = 'blink_requests_total{finish_reason="stop"}'
+    assert after[stopped] - before[stopped] == 1
+    names = {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")}
+    base = {
+        name.split("{")[0].removesuffix("_bucket").removesuffix("_sum").removesuffix("_count")
+        for name in after
+    }
+    assert base == names
+    buckets = [v for n, v in after.items() if n.startswith("blink_ttft_seconds_bucket")]
+    assert buckets == sorted(buckets)
+
+
+def test_garbage(server: Server) -> None:
+    """Random bytes and mutated requests: any answer or none, but the server lives."""
+    import random
+
+    random.seed(7)
+    seeds: list[Any] = [post(), post(b'{"prompt": [1, 2, 3], "stop": ["x"], "seed": 5}')]
+    for _ in range(150):
+        data = bytearray(random.choice(seeds))
+        for _ in range(random.randrange(1, 8)):
+            place = random.randrange(len(data))
+            kind = random.randrange(3)
+            if kind == 0:
+                data[place] = random.randrange(256)
+            elif kind == 1:
+                del data[place : place + random.randrange(1, 9)]
+            else:
+                data[place:place] = bytes(random.randrange(256) for _ in range(3))
+        with connect(server) as connection:
+            connection.sendall(data)
+            connection.shutdown(socket.SHUT_WR)
+            receive_all(connection)
+    assert server.complete("alive").json()["choices"][0]["text"] == "alive"
+    server.wait_until_empty()
