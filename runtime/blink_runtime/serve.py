@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from blink_runtime.codec import load_codec
 from blink_runtime.cpu_target import CpuTarget
@@ -25,6 +25,7 @@ from blinkc.errors import BlinkError
 
 if TYPE_CHECKING:
     from blink_runtime import _native
+    from blink_runtime.front_end import FrontEnd
 
 EXIT_UNHEALTHY = 70  # EX_SOFTWARE: a supervisor restarts
 WATCHDOG_INTERVAL_S = 0.25
@@ -60,10 +61,7 @@ def serve(path: Path, config: ServeConfig) -> int:
         if config.checks_golden:
             _say(check_golden(ring, bundle.manifest))
         front_end = start_front_end(stack, bundle, ring, config)
-        _say(
-            f"ready after {time.monotonic() - start:.1f} s: "
-            f"http://{_printable(config.host)}:{front_end.port}/  (ring {ring.name})"
-        )
+        _say(f"ready after {time.monotonic() - start:.1f} s: {front_end.url}/  (ring {ring.name})")
         return _watch(front_end, ring, stop, config.drain_s)
 
 
@@ -135,30 +133,24 @@ def check_golden(ring: _native.Ring, manifest: Manifest) -> str:
 
 def start_front_end(
     stack: ExitStack, bundle: Bundle, ring: _native.Ring, config: ServeConfig
-) -> _native.FrontEnd:
+) -> FrontEnd:
     """Start HTTP over the ring."""
-    from blink_runtime import _native
     from blink_runtime.chat_template import load_chat_template
+    from blink_runtime.front_end import FrontEnd, FrontEndOptions
 
     manifest = bundle.manifest
-    template = load_chat_template(bundle)
-    options: dict[str, Any] = {
-        "host": config.host,
-        "port": config.port,
-        "model_name": manifest.model_name,
-        "api_keys": list(config.api_keys),
-        "eos_token_ids": list(manifest.tokenizer.eos_token_ids),
-        "has_chat_template": template is not None,
-    }
-    front_end = _native.FrontEnd(ring, load_codec(bundle, _say), template or str, options)
-    front_end.start()
-    stack.callback(front_end.stop, 0.0)
-    return front_end
+    options = FrontEndOptions(
+        host=config.host,
+        port=config.port,
+        model_name=manifest.model_name,
+        api_keys=tuple(config.api_keys),
+        eos_token_ids=manifest.tokenizer.eos_token_ids,
+    )
+    codec = load_codec(bundle, _say)
+    return stack.enter_context(FrontEnd(ring, codec, load_chat_template(bundle), options))
 
 
-def _watch(
-    front_end: _native.FrontEnd, ring: _native.Ring, stop: threading.Event, drain_s: float
-) -> int:
+def _watch(front_end: FrontEnd, ring: _native.Ring, stop: threading.Event, drain_s: float) -> int:
     """Wait for a signal; end with an error once the scheduler is found dead."""
     while not stop.wait(WATCHDOG_INTERVAL_S):
         if front_end.health in ("stalled", "stopped"):
@@ -172,7 +164,7 @@ def _watch(
             )
             return EXIT_UNHEALTHY
     _say("stopping")
-    front_end.stop(drain_s)
+    front_end.close(drain_s)
     return 0
 
 
@@ -189,10 +181,6 @@ def _stop_event() -> threading.Event:
         signal.signal(signal.SIGINT, on_signal)
         signal.signal(signal.SIGTERM, on_signal)
     return event
-
-
-def _printable(host: str) -> str:
-    return f"[{host}]" if ":" in host else host
 
 
 def _say(text: str) -> None:
