@@ -111,7 +111,7 @@ class _Renderer:
             model_name=model.spec.name,
             num_weights=len(model.weights),
             segments=tuple(
-                _segment_text(program, segment.digest)
+                segment_text(program, segment.digest)
                 for program, segment in zip(self.programs, model.segments, strict=True)
             ),
             calls=calls,
@@ -333,7 +333,7 @@ def packed_member(names: dict[str, str], gemm: GemmKernel) -> str:
     return f"{names[gemm.weight]}_{gemm.weight_layout}"
 
 
-def _segment_text(program: Program, digest: str) -> SegmentText:
+def segment_text(program: Program, digest: str) -> SegmentText:
     names = member_names(program)
     packed, plain = weight_uses(program)
     members: list[tuple[str, str]] = []

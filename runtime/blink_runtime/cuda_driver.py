@@ -80,9 +80,7 @@ class Context:
         attribute = cu.CUdevice_attribute
 
         def read(name: str) -> int:
-            return int(
-                check(cu.cuDeviceGetAttribute(getattr(attribute, name), self._device), name)
-            )
+            return int(check(cu.cuDeviceGetAttribute(getattr(attribute, name), self._device), name))
 
         return DeviceSpec(
             name=check(cu.cuDeviceGetName(128, self._device), "naming the GPU")
@@ -99,6 +97,10 @@ class Context:
                 "CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING"
             ),
         )
+
+    def make_current(self) -> None:
+        """Make the context current in the calling thread."""
+        check(driver().cuCtxSetCurrent(self._context), "making the context current")
 
     def synchronize(self) -> None:
         """Wait for all work of the context; must not be called beside a resident scheduler."""
@@ -126,13 +128,24 @@ class Context:
         self.close()
 
 
+def make_primary_current(ordinal: int = 0) -> None:
+    """Make the GPU's primary context, which a `Context` holds, current in the calling thread."""
+    cu = driver()
+    device = check(cu.cuDeviceGet(ordinal), "opening the GPU")
+    context = check(cu.cuDevicePrimaryCtxRetain(device), "finding the context")
+    check(cu.cuCtxSetCurrent(context), "making the context current")
+    cu.cuDevicePrimaryCtxRelease(device)
+
+
 class DeviceBuffer:
     """Device memory, freed by `close()`."""
 
     def __init__(self, num_bytes: int, what: str) -> None:
         self.num_bytes = num_bytes
         self.address = int(
-            check(driver().cuMemAlloc(max(num_bytes, 16)), f"allocating {num_bytes} bytes for {what}")
+            check(
+                driver().cuMemAlloc(max(num_bytes, 16)), f"allocating {num_bytes} bytes for {what}"
+            )
         )
 
     def fill(self, byte: int = 0) -> None:
@@ -146,9 +159,7 @@ class DeviceBuffer:
             raise ValueError(f"{len(source)} bytes at {offset} do not fit {self.num_bytes}")
         pointer = (ctypes.c_char * len(source)).from_buffer_copy(source)
         check(
-            driver().cuMemcpyHtoD(
-                self.address + offset, ctypes.addressof(pointer), len(source)
-            ),
+            driver().cuMemcpyHtoD(self.address + offset, ctypes.addressof(pointer), len(source)),
             "copying to the GPU",
         )
 
@@ -187,7 +198,9 @@ class MappedBuffer:
     @property
     def view(self) -> memoryview:
         """Return the bytes, writable."""
-        return memoryview((ctypes.c_char * self.num_bytes).from_address(self.host_address)).cast("B")
+        return memoryview((ctypes.c_char * self.num_bytes).from_address(self.host_address)).cast(
+            "B"
+        )
 
     def close(self) -> None:
         """Free the memory; no view of it may be used afterwards."""
@@ -244,10 +257,17 @@ class Module:
 
     def read_uint32(self, name: str) -> int:
         """Return the value of a 4-byte `__device__` variable."""
+        return self._read(name, 4)
+
+    def read_uint64(self, name: str) -> int:
+        """Return the value of an 8-byte `__device__` variable."""
+        return self._read(name, 8)
+
+    def _read(self, name: str, num_bytes: int) -> int:
         address, _ = self.global_address(name)
-        data = ctypes.c_uint32()
-        check(driver().cuMemcpyDtoH(ctypes.addressof(data), address, 4), f"reading {name}")
-        return data.value
+        data = (ctypes.c_char * num_bytes)()
+        check(driver().cuMemcpyDtoH(ctypes.addressof(data), address, num_bytes), f"reading {name}")
+        return int.from_bytes(data.raw, "little")
 
     def close(self) -> None:
         """Unload."""
@@ -299,9 +319,7 @@ def launch(item: Launch, stream: Stream) -> None:
     config.hStream = stream.handle
     if item.early:
         attribute = cu.CUlaunchAttribute()
-        attribute.id = (
-            cu.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
-        )
+        attribute.id = cu.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
         attribute.value.programmaticStreamSerializationAllowed = 1
         config.attrs = [attribute]
         config.numAttrs = 1
@@ -362,7 +380,9 @@ class GraphExec:
         cu = driver()
         params = cu.CUDA_GRAPH_INSTANTIATE_PARAMS()
         if device_launch:
-            params.flags = int(cu.CUgraphInstantiate_flags.CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH)
+            params.flags = int(
+                cu.CUgraphInstantiate_flags.CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH
+            )
         result = cu.cuGraphInstantiateWithParams(graph.handle, params)
         if int(result[0]) != 0:
             reason = getattr(params.result_out, "name", params.result_out)
@@ -423,7 +443,12 @@ class Event:
 
 
 def compile_cuda(
-    source: str, name: str, *, architecture: str, include: Sequence[Path], defines: Sequence[str] = ()
+    source: str,
+    name: str,
+    *,
+    architecture: str,
+    include: Sequence[Path],
+    defines: Sequence[str] = (),
 ) -> bytes:
     """Compile CUDA C++ to a cubin with NVRTC.
 
@@ -433,7 +458,9 @@ def compile_cuda(
     try:
         from cuda.bindings import nvrtc
     except ImportError as error:
-        raise BlinkError(f"NVRTC cannot be used: {error}", hint="pip install 'blinkc[cuda]'") from None
+        raise BlinkError(
+            f"NVRTC cannot be used: {error}", hint="pip install 'blinkc[cuda]'"
+        ) from None
 
     def checked(result: tuple[Any, ...]) -> Any:
         if int(result[0]) != 0:

@@ -17,7 +17,6 @@ from blinkc.engine.cuda_instances import GEMV_INSTANCES, GemvInstance
 if TYPE_CHECKING:
     from blink_runtime.cuda_driver import DeviceSpec, Module
 
-MAX_STREAM_ROWS = 16  # more rows go to cuBLASLt
 _INPUT_SHARED_BYTES = 33 * 1024  # activations up to this size stay in shared memory
 _STREAM_MAX_ASSIGNMENTS = 512  # experts: above it, tensor-core tiles
 STREAM_TILE_ROWS = 8
@@ -133,7 +132,14 @@ class CudaKernels:
         return self._module.function(name)
 
     def gemv(
-        self, x: int, weight: int, bias: int, out: int, m: int, n: int, k: int,
+        self,
+        x: int,
+        weight: int,
+        bias: int,
+        out: int,
+        m: int,
+        n: int,
+        k: int,
         instance: GemvInstance | None = None,
     ) -> Launch:
         """Return the product of 1..16 rows; `instance` overrides the choice made by size."""
@@ -148,8 +154,13 @@ class CudaKernels:
             instance.warps * 32,
             shared,
             (
-                _pointer(weight), _pointer(x), _pointer(bias), _pointer(out),
-                c_int32(m), c_int32(n), c_int32(k),
+                _pointer(weight),
+                _pointer(x),
+                _pointer(bias),
+                _pointer(out),
+                c_int32(m),
+                c_int32(n),
+                c_int32(k),
             ),
         )
 
@@ -159,17 +170,43 @@ class CudaKernels:
         return batch * shape.num_q_heads * splits * (shape.head_dim + 2) * 4 if splits > 1 else 0
 
     def decode_attention(
-        self, step: StepAddresses, shape: AttentionShape, q: int, k: int, v: int, out: int, kv: int,
-        sinks: int, partial: int, arrivals: int, batch: int, seqlen: int,
+        self,
+        step: StepAddresses,
+        shape: AttentionShape,
+        q: int,
+        k: int,
+        v: int,
+        out: int,
+        kv: int,
+        sinks: int,
+        partial: int,
+        arrivals: int,
+        batch: int,
+        seqlen: int,
     ) -> list[Launch]:
         """Return attention (and KV append) of one token a row."""
         tokens, splits = split_tokens(shape, batch, seqlen, self._num_multiprocessors)
         name = shape.decode_kernel
         pointers = (
-            q, k, v, out, kv, step.page_table, step.row_kv_len, step.row_lane, sinks, partial, arrivals,
+            q,
+            k,
+            v,
+            out,
+            kv,
+            step.page_table,
+            step.row_kv_len,
+            step.row_lane,
+            sinks,
+            partial,
+            arrivals,
         )
         numbers = (
-            shape.num_kv_heads, shape.group, step.max_pages_per_lane, step.page_shift, tokens, shape.window,
+            shape.num_kv_heads,
+            shape.group,
+            step.max_pages_per_lane,
+            step.page_shift,
+            tokens,
+            shape.window,
         )
         return [
             Launch(
@@ -178,15 +215,26 @@ class CudaKernels:
                 128,
                 self._shared_bytes(name),
                 (
-                    *map(_pointer, pointers), *map(c_int32, numbers),
-                    c_float(shape.scale), c_float(shape.softcap),
+                    *map(_pointer, pointers),
+                    *map(c_int32, numbers),
+                    c_float(shape.scale),
+                    c_float(shape.softcap),
                 ),
             )
         ]
 
     def prefill_attention(
-        self, step: StepAddresses, shape: AttentionShape, q: int, k: int, v: int, out: int, kv: int,
-        sinks: int, batch: int, num_tokens: int,
+        self,
+        step: StepAddresses,
+        shape: AttentionShape,
+        q: int,
+        k: int,
+        v: int,
+        out: int,
+        kv: int,
+        sinks: int,
+        batch: int,
+        num_tokens: int,
     ) -> list[Launch]:
         """Return KV append, then attention over packed rows."""
         append = Launch(
@@ -208,10 +256,22 @@ class CudaKernels:
         name = f"prefill_attention_{shape.head_dim}"
         tiles = num_tokens // (128 // shape.group) + batch
         pointers = (
-            q, out, kv, step.page_table, step.row_query_start, step.row_kv_len, step.row_lane, sinks,
+            q,
+            out,
+            kv,
+            step.page_table,
+            step.row_query_start,
+            step.row_kv_len,
+            step.row_lane,
+            sinks,
         )
         numbers = (
-            batch, shape.num_kv_heads, shape.group, step.max_pages_per_lane, step.page_shift, shape.window,
+            batch,
+            shape.num_kv_heads,
+            shape.group,
+            step.max_pages_per_lane,
+            step.page_shift,
+            shape.window,
         )
         attention = Launch(
             self.function(name),
@@ -219,8 +279,10 @@ class CudaKernels:
             256,
             self._shared_bytes(name),
             (
-                *map(_pointer, pointers), *map(c_int32, numbers),
-                c_float(shape.scale), c_float(shape.softcap),
+                *map(_pointer, pointers),
+                *map(c_int32, numbers),
+                c_float(shape.scale),
+                c_float(shape.softcap),
             ),
         )
         return [append, attention]
@@ -234,7 +296,9 @@ class CudaKernels:
                 1024,
                 0,
                 (
-                    _pointer(logits), _pointer(step.sampling), _pointer(step.sampled_ids),
+                    _pointer(logits),
+                    _pointer(step.sampling),
+                    _pointer(step.sampled_ids),
                     c_int32(vocab_size),
                 ),
             )
@@ -260,8 +324,17 @@ class CudaKernels:
         }
 
     def experts(
-        self, step: StepAddresses, shape: ExpertsShape, x: int, ids: int, weights: int, gate_up: int,
-        down: int, out: int, scratch: dict[str, int], num_tokens: int,
+        self,
+        step: StepAddresses,
+        shape: ExpertsShape,
+        x: int,
+        ids: int,
+        weights: int,
+        gate_up: int,
+        down: int,
+        out: int,
+        scratch: dict[str, int],
+        num_tokens: int,
     ) -> list[Launch]:
         """Return route, gate and up, down, combine; `scratch` holds addresses by name."""
         assignments = num_tokens * shape.num_choices
@@ -275,32 +348,51 @@ class CudaKernels:
         sizes = (c_int32(shape.hidden_size), c_int32(shape.intermediate_size))
         counts = (c_int32(shape.num_choices), c_int32(shape.num_experts))
         route = Launch(
-            self.function("route_tokens"), (1, 1, 1), 1024, 0,
+            self.function("route_tokens"),
+            (1, 1, 1),
+            1024,
+            0,
             (
-                _pointer(ids), _pointer(step.token_row), c_int32(num_tokens), *counts,
-                c_int32(tile_rows), *tiles,
+                _pointer(ids),
+                _pointer(step.token_row),
+                c_int32(num_tokens),
+                *counts,
+                c_int32(tile_rows),
+                *tiles,
             ),
         )
         gate_up_args = (
-            _pointer(x), _pointer(gate_up), _pointer(scratch["hidden"]), *tiles, *sizes, counts[0],
+            _pointer(x),
+            _pointer(gate_up),
+            _pointer(scratch["hidden"]),
+            *tiles,
+            *sizes,
+            counts[0],
         )
         down_args = (
-            _pointer(scratch["hidden"]), _pointer(down), _pointer(scratch["result"]), *tiles, *sizes,
+            _pointer(scratch["hidden"]),
+            _pointer(down),
+            _pointer(scratch["result"]),
+            *tiles,
+            *sizes,
         )
         if stream:
             grid = (self._num_multiprocessors, 1, 1)
             products = [
-                Launch(
-                    self.function(name), grid, 512, self._shared_bytes(name), args
-                )
+                Launch(self.function(name), grid, 512, self._shared_bytes(name), args)
                 for name, args in (
-                    ("experts_gate_up_stream", gate_up_args), ("experts_down_stream", down_args),
+                    ("experts_gate_up_stream", gate_up_args),
+                    ("experts_down_stream", down_args),
                 )
             ]
         else:
             products = [
                 Launch(
-                    self.function(name), (max_tiles, columns, 1), 128, self._shared_bytes(name), args
+                    self.function(name),
+                    (max_tiles, columns, 1),
+                    128,
+                    self._shared_bytes(name),
+                    args,
                 )
                 for name, columns, args in (
                     ("experts_gate_up_tiles", _ceil_div(shape.intermediate_size, 64), gate_up_args),
@@ -308,10 +400,18 @@ class CudaKernels:
                 )
             ]
         combine = Launch(
-            self.function("combine_rows"), (num_tokens, 1, 1), 512, 0,
+            self.function("combine_rows"),
+            (num_tokens, 1, 1),
+            512,
+            0,
             (
-                _pointer(scratch["result"]), _pointer(ids), _pointer(weights), _pointer(step.token_row),
-                _pointer(out), *counts, sizes[0],
+                _pointer(scratch["result"]),
+                _pointer(ids),
+                _pointer(weights),
+                _pointer(step.token_row),
+                _pointer(out),
+                *counts,
+                sizes[0],
             ),
         )
         return [route, *products, combine]

@@ -10,68 +10,100 @@
 
 namespace blink::kernels {
 
-struct Sum {
-  static __device__ float identity() { return 0.0f; }
-  static __device__ float apply(float a, float b) { return a + b; }
+#ifndef INFINITY
+#define INFINITY __int_as_float(0x7f800000)
+#endif
+#ifndef NAN
+#define NAN __int_as_float(0x7fffffff)
+#endif
+
+/* Operations named as the expression printer names them. */
+__device__ __forceinline__ int32_t index_i32(int32_t i, int32_t limit) {
+  if (i < 0) i += limit;  // negative values count from the end
+  return min(max(i, 0), limit - 1);
+}
+__device__ __forceinline__ int32_t div_i32(int32_t a, int32_t b) { return b == 0 ? 0 : a / b; }
+__device__ __forceinline__ int32_t fmod_i32(int32_t a, int32_t b) { return b == 0 ? 0 : a % b; }
+__device__ __forceinline__ int32_t mod_i32(int32_t a, int32_t b) {
+  const int32_t r = fmod_i32(a, b);
+  return r != 0 && (r < 0) != (b < 0) ? r + b : r;
+}
+__device__ __forceinline__ float mod_f32(float a, float b) {
+  const float r = fmodf(a, b);
+  return r != 0.0f && (r < 0.0f) != (b < 0.0f) ? r + b : r;
+}
+__device__ __forceinline__ int32_t pow_i32(int32_t a, int32_t b) {
+  int32_t result = 1;
+  for (; b > 0; b >>= 1, a *= a) {
+    if (b & 1) result *= a;
+  }
+  return result;
+}
+__device__ __forceinline__ float min_f32(float a, float b) { return b < a ? b : a; }
+__device__ __forceinline__ float max_f32(float a, float b) { return a < b ? b : a; }
+__device__ __forceinline__ int32_t min_i32(int32_t a, int32_t b) { return b < a ? b : a; }
+__device__ __forceinline__ int32_t max_i32(int32_t a, int32_t b) { return a < b ? b : a; }
+__device__ __forceinline__ float rsqrt_f32(float x) { return 1.0f / sqrtf(x); }
+__device__ __forceinline__ float sigmoid_f32(float x) { return 1.0f / (1.0f + expf(-x)); }
+__device__ __forceinline__ float sign_f32(float x) { return x > 0 ? 1.0f : x < 0 ? -1.0f : x; }
+__device__ __forceinline__ int32_t sign_i32(int32_t x) { return (x > 0) - (x < 0); }
+template <typename T>
+__device__ __forceinline__ float rounded(float x) {
+  return to_float(from_float<T>(x));
+}
+
+template <typename N>
+struct Bounds;
+template <>
+struct Bounds<float> {
+  static __device__ float lowest() { return kMinusInf; }
+  static __device__ float highest() { return -kMinusInf; }
 };
-struct Product {
-  static __device__ float identity() { return 1.0f; }
-  static __device__ float apply(float a, float b) { return a * b; }
-};
-struct Largest {  // a NaN survives, as in ONNX
-  static __device__ float identity() { return kMinusInf; }
-  static __device__ float apply(float a, float b) { return a != a || a > b ? a : b; }
-};
-struct Smallest {
-  static __device__ float identity() { return -kMinusInf; }
-  static __device__ float apply(float a, float b) { return a != a || a < b ? a : b; }
+template <>
+struct Bounds<int32_t> {
+  static __device__ int32_t lowest() { return -2147483647 - 1; }
+  static __device__ int32_t highest() { return 2147483647; }
 };
 
-template <typename Op>
-__device__ __forceinline__ float reduce_warp(float x) {
+/* Reductions. A NaN survives max and min, as in ONNX. */
+template <typename N>
+struct Sum {
+  static __device__ N identity() { return N(0); }
+  static __device__ N apply(N a, N b) { return a + b; }
+};
+template <typename N>
+struct Product {
+  static __device__ N identity() { return N(1); }
+  static __device__ N apply(N a, N b) { return a * b; }
+};
+template <typename N>
+struct Largest {
+  static __device__ N identity() { return Bounds<N>::lowest(); }
+  static __device__ N apply(N a, N b) { return a != a || a > b ? a : b; }
+};
+template <typename N>
+struct Smallest {
+  static __device__ N identity() { return Bounds<N>::highest(); }
+  static __device__ N apply(N a, N b) { return a != a || a < b ? a : b; }
+};
+
+template <typename Op, typename N>
+__device__ __forceinline__ N reduce_warp(N x) {
 #pragma unroll
   for (int i = 16; i > 0; i >>= 1) x = Op::apply(x, __shfl_xor_sync(0xffffffffu, x, i));
   return x;
 }
 
-/* The block's result in every thread. `scratch` holds 32 floats; blockDim.x is a multiple of 32. */
-template <typename Op>
-__device__ __forceinline__ float reduce_block(float x, float* scratch) {
+/* The block's result in every thread. blockDim.x is a multiple of 32. */
+template <typename Op, typename N>
+__device__ __forceinline__ N reduce_block(N x, void* scratch) {
+  N* partial = static_cast<N*>(scratch);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, num_warps = blockDim.x / 32;
   x = reduce_warp<Op>(x);
   __syncthreads();
-  if (lane == 0) scratch[warp] = x;
+  if (lane == 0) partial[warp] = x;
   __syncthreads();
-  return reduce_warp<Op>(lane < num_warps ? scratch[lane] : Op::identity());
-}
-
-/* Clamps an index read from data; negative values count from the end. limit 0: taken as it is. */
-__device__ __forceinline__ int clamp_index(int i, int limit) {
-  if (limit == 0) return i;
-  if (i < 0) i += limit;
-  return min(max(i, 0), limit - 1);
-}
-
-__device__ __forceinline__ int floor_mod(int a, int b) {
-  const int r = a % b;
-  return r != 0 && (r < 0) != (b < 0) ? r + b : r;
-}
-__device__ __forceinline__ float floor_mod(float a, float b) {
-  const float r = fmodf(a, b);
-  return r != 0.0f && (r < 0.0f) != (b < 0.0f) ? r + b : r;
-}
-__device__ __forceinline__ float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
-template <typename N>
-__device__ __forceinline__ N sign_of(N x) {
-  return x > N(0) ? N(1) : x < N(0) ? N(-1) : x;
-}
-template <typename N>
-__device__ __forceinline__ N least(N a, N b) {
-  return b < a ? b : a;
-}
-template <typename N>
-__device__ __forceinline__ N greatest(N a, N b) {
-  return a < b ? b : a;
+  return reduce_warp<Op>(lane < num_warps ? partial[lane] : Op::identity());
 }
 
 /* Ranks candidates: larger value first (a NaN largest), then the lower index. Packed so that an unsigned
@@ -81,6 +113,13 @@ __device__ __forceinline__ unsigned long long rank_key(float value, int index) {
   const uint32_t key =
       value != value ? 0xffffffffu : (bits & 0x80000000u ? ~bits : bits | 0x80000000u);
   return static_cast<unsigned long long>(key) << 32 | static_cast<uint32_t>(~index);
+}
+__device__ __forceinline__ float ranked_value(unsigned long long rank) {
+  const uint32_t key = static_cast<uint32_t>(rank >> 32);
+  return __uint_as_float(key & 0x80000000u ? key & 0x7fffffffu : ~key);
+}
+__device__ __forceinline__ int32_t ranked_index(unsigned long long rank) {
+  return static_cast<int32_t>(~static_cast<uint32_t>(rank));
 }
 __device__ __forceinline__ unsigned long long largest_in_warp(unsigned long long x) {
 #pragma unroll

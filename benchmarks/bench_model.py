@@ -1,0 +1,347 @@
+"""Runs a compiled model's graphs on the GPU: files in a folder -> correctness, time a step, served tokens.
+
+`python3 benchmarks/bench_model.py FOLDER [check] [replay] [serve=PLACEMENT]...`. The folder holds kernels.cu,
+kernels.cubin, scheduler.cubin, launches.json, plan.json, config.json and inline.npz (computed weights); all
+other weights are made on the GPU at random. `benchmarks/prepare_model.py` writes such a folder without a GPU.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import statistics
+import struct
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "runtime")]
+
+import numpy as np
+from blink_runtime.cuda_driver import Context, Event, MappedBuffer
+from blink_runtime.cuda_target import CudaFiles, CudaTarget, fill_random
+
+from blinkc import abi
+from blink_runtime.ring_memory import RingMemory
+from blinkc.capture.grid import GraphKey
+from blinkc.capture.plan import CapturePlan, plan_from_json
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+PEAK_BYTES_PER_S = 4.3e12  # copy, read + write, one H200
+RESULTS: list[dict[str, Any]] = []
+
+
+def report(name: str, **facts: Any) -> None:
+    """Print and keep one line of results."""
+    print(name, " ".join(f"{k}={v:.4g}" if isinstance(v, float) else f"{k}={v}" for k, v in facts.items()),
+          flush=True)
+    RESULTS.append({"name": name, **facts})
+
+
+def load_plan(folder: Path, keys: Sequence[GraphKey] | None = None) -> CapturePlan:
+    """Read the plan; with `keys`, only those are captured (and the scheduler cannot run)."""
+    data = json.loads((folder / "plan.json").read_text())
+    plan = plan_from_json(data)
+    if keys is not None:
+        data["keys"] = [list(key) for key in keys]
+        from dataclasses import replace
+
+        plan = replace(plan, keys=tuple(keys))
+    return plan
+
+
+def load(folder: Path, placement: str, ring: MappedBuffer | None = None,
+         keys: Sequence[GraphKey] | None = None, context: Context | None = None) -> CudaTarget:
+    """Load the model with random weights."""
+    inline = np.load(folder / "inline.npz")
+    algorithms = folder / "algorithms.json"
+    files = CudaFiles(
+        kernels=(folder / "kernels.cubin").read_bytes(),
+        scheduler=(folder / "scheduler.cubin").read_bytes(),
+        launches=json.loads((folder / "launches.json").read_text()),
+        algorithms=json.loads(algorithms.read_text()) if algorithms.exists() else {},
+    )
+
+    def fill(target: CudaTarget) -> None:
+        from blink_runtime.cuda_driver import check, driver
+
+        for number, entry in enumerate(target.launches["weights"]):
+            if entry["name"] in inline:
+                data = np.ascontiguousarray(inline[entry["name"]]).tobytes()
+                holder = ctypes.create_string_buffer(data, len(data))
+                check(driver().cuMemcpyHtoD(target.addresses.weights[number], ctypes.addressof(holder), len(data)), "weight")
+            else:
+                fill_random(target, number, entry, 1)
+
+    return CudaTarget(
+        files=files, plan=load_plan(folder, keys), ring_address=ring.address if ring else 0,
+        ring_bytes=ring.num_bytes if ring else 0, fill_weights=fill, placement=placement, context=context,
+        progress=print,
+    )
+
+
+def write_step(target: CudaTarget, key: GraphKey, rows: Sequence[tuple[Sequence[int], int]], launch: int) -> None:
+    """Fill the step buffers: each row is (new token ids, tokens already in the cache); lane = row."""
+    plan, step = target.plan, target.step
+    tokens: list[int] = []
+    positions: list[int] = []
+    token_row: list[int] = []
+    starts, kv_len, sample = [0], [], []
+    for row, (ids, done) in enumerate(rows):
+        tokens += ids
+        positions += range(done, done + len(ids))
+        token_row += [row] * len(ids)
+        starts.append(len(tokens))
+        kv_len.append(done + len(ids))
+        sample.append(len(tokens) - 1)
+    count, real = len(tokens), len(rows)
+    total = key.seqlen if key.kind == "prefill" else key.batch
+    pad_rows, pad_tokens = key.batch - real, total - count
+
+    def ints(values: Sequence[int]) -> bytes:
+        return np.asarray(values, np.int32).tobytes()
+
+    step.write("input_ids", ints(tokens + [0] * pad_tokens))
+    step.write("positions", ints(positions + [0] * pad_tokens))
+    step.write("token_row", ints(token_row + [-1] * pad_tokens))
+    step.write("row_query_start", ints(starts + [count] * pad_rows))
+    step.write("row_kv_len", ints(kv_len + [0] * pad_rows))
+    step.write("row_lane", ints(list(range(real)) + [plan.max_batch] * pad_rows))
+    step.write("sample_token", ints(sample + [0] * pad_rows))
+    params = b"".join(
+        struct.pack("QIIfffIII6I", 1, 0, int(row < real), 0.0, 1.0, 0.0, 0, 0, 0, *[0] * 6)
+        for row in range(key.batch)
+    )
+    step.write("sampling", params)
+    step.write("state", struct.pack("QQII", 0, launch, count, real))
+
+
+def write_pages(target: CudaTarget, lanes: int, pages_each: int) -> None:
+    """Give each of `lanes` lanes pages of its own, scattered."""
+    plan = target.plan
+    table = np.zeros((plan.max_batch + 1, plan.max_pages_per_lane), np.int32)
+    order = np.random.default_rng(0).permutation(plan.num_kv_pages)[: lanes * pages_each] + 1
+    table[:lanes, :pages_each] = order.reshape(lanes, pages_each)
+    target.step.write("page_table", table.tobytes())
+
+
+def read_logits(target: CudaTarget, rows: int) -> np.ndarray:
+    """Read the logits that the step sampled from, as float32."""
+    place = next(s for s in target.launches["steps"] if s["op"] == "sample")
+    vocab, dtype = target.launches["vocab_size"], place["dtype"]
+    width = 4 if dtype == "fp32" else 2
+    from blink_runtime.cuda_driver import check, driver
+
+    data = ctypes.create_string_buffer(rows * vocab * width)
+    check(driver().cuMemcpyDtoH(ctypes.addressof(data), target.addresses.arena + place["logits"][1], len(data) - 1), "logits")
+    raw = data.raw[: rows * vocab * width]
+    if dtype == "fp32":
+        return np.frombuffer(raw, np.float32).reshape(rows, vocab)
+    if dtype == "fp16":
+        return np.frombuffer(raw, np.float16).astype(np.float32).reshape(rows, vocab)
+    return (np.frombuffer(raw, np.uint16).astype(np.uint32) << 16).view(np.float32).reshape(rows, vocab)
+
+
+def check_model(folder: Path) -> None:
+    """Compare logits of prefill, chunked prefill and decode with transformers in float32."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    keys = (
+        GraphKey("prefill", 1, 64), GraphKey("prefill", 4, 512), GraphKey("decode", 1, 256),
+        GraphKey("decode", 4, 512), GraphKey("decode", 16, 512), GraphKey("decode", 32, 512),
+    )
+    torch.zeros(1, device="cuda")
+    target = load(folder, "none", keys=keys)
+    config = AutoConfig.from_pretrained(folder)
+    with torch.device("cuda"):
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager")
+    model.eval()
+    state = dict(model.named_parameters())
+    seen = set()
+    from blink_runtime.cuda_driver import check, driver
+
+    for number, entry in enumerate(target.launches["weights"]):
+        count = int(np.prod(entry["shape"]))
+        if entry["dtype"] != "bf16":
+            continue
+        flat = torch.empty(count, dtype=torch.bfloat16, device="cuda")
+        check(driver().cuMemcpyDtoD(flat.data_ptr(), target.addresses.weights[number], count * 2), "copy")
+        at = 0
+        for name in entry["name"].split("+"):
+            if name not in state:
+                print("no such parameter:", name)
+                continue
+            size = state[name].numel()
+            state[name].data.copy_(flat[at : at + size].view(state[name].shape))
+            seen.add(name)
+            at += size
+    missing = set(state) - seen - ({"lm_head.weight"} if config.tie_word_embeddings else set())
+    assert not missing, missing
+    rng = np.random.default_rng(3)
+    prompts = [rng.integers(0, config.vocab_size, n).tolist() for n in (37, 200, 5, 64)]
+    write_pages(target, 4, 64)
+
+    def run(key: GraphKey, rows: list[tuple[list[int], int]]) -> tuple[np.ndarray, list[int]]:
+        write_step(target, key, rows, 7)
+        target.execs[keys.index(key)].launch(target.stream)
+        target.stream.synchronize()
+        ids = np.frombuffer(target.step.read("sampled_ids", 4 * len(rows)), np.int32).tolist()
+        assert struct.unpack("Q", target.step.read("state", 8))[0] == 7
+        return read_logits(target, len(rows)), ids
+
+    def compare(label: str, got: np.ndarray, ids: list[int], sequences: list[list[int]]) -> None:
+        for row, sequence in enumerate(sequences):
+            with torch.no_grad():
+                want = model(torch.tensor([sequence], device="cuda")).logits[0, -1].float().cpu().numpy()
+            error = float(np.linalg.norm(got[row] - want) / np.linalg.norm(want))
+            gap = float(want.max() - want[ids[row]])
+            spread = float(want.std())
+            report(f"check {label} row {row}", error=error, same=bool(want.argmax() == ids[row]), gap_std=gap / spread)
+            assert error < 0.04, (label, row, error)
+
+    sequences = [list(p) for p in prompts]
+    logits, ids = run(keys[1], [(p, 0) for p in prompts])
+    compare("prefill 4 packed", logits, ids, sequences)
+    for number in range(3):
+        for sequence, token in zip(sequences, ids, strict=True):
+            sequence.append(token)
+        key = keys[3 + number]  # batch 4, 16, 32: our kernels, then cuBLASLt
+        logits, ids = run(key, [([s[-1]], len(s) - 1) for s in sequences])
+        compare(f"decode at batch {key.batch}", logits, ids, sequences)
+    run(keys[1], [(sequences[1][:100], 0)])
+    logits, ids = run(keys[1], [(sequences[1][100:], 100)])
+    compare("second chunk", logits, ids, [sequences[1]])
+    logits, ids = run(keys[0], [(prompts[0], 0)])
+    compare("prefill 1", logits, ids, [prompts[0]])
+    # The same request in another row, beside other rows and padding, at the same key: the same bits.
+    first, _ = run(keys[3], [([5], 0), ([9], 0), ([11], 0)])
+    second, _ = run(keys[3], [([9], 0), ([77], 0), ([5], 0), ([3], 0)])
+    report("rows independent", same=bool((first[0] == second[2]).all() and (first[1] == second[0]).all()))
+    del model
+    torch.cuda.empty_cache()
+    target.close()
+
+
+def replay(folder: Path, cases: Sequence[tuple[str, int, int, int]]) -> None:
+    """Time graphs launched back to back by the host: (kind, batch, key seqlen, tokens a row)."""
+    keys = tuple(GraphKey(kind, batch, seqlen) for kind, batch, seqlen, _ in cases)
+    target = load(folder, "none", keys=keys)
+    report("load", **{name: getattr(target.report, name) for name in target.report.__slots__})
+    (folder / "algorithms.json").write_text(json.dumps(target.products.algorithms))
+    if "OUT" in os.environ:
+        (Path(os.environ["OUT"]) / f"algorithms_{folder.name}.json").write_text(json.dumps(target.products.algorithms))
+    rng = np.random.default_rng(1)
+    vocab = target.launches["vocab_size"]
+    for key, exec_, (_, _, _, length) in zip(keys, target.execs, cases, strict=True):
+        lanes = key.batch
+        write_pages(target, lanes, min(target.plan.max_pages_per_lane, target.plan.num_kv_pages // lanes))
+        if key.kind == "decode":
+            rows = [(rng.integers(0, vocab, 1).tolist(), length - 1) for _ in range(lanes)]
+        else:
+            rows = [(rng.integers(0, vocab, length).tolist(), 0) for _ in range(lanes)]
+        write_step(target, key, rows, 1)
+        repeats = 60 if key.kind == "decode" else 10
+        times = []
+        for trial in range(4):
+            start, end = Event(), Event()
+            start.record(target.stream)
+            for _ in range(repeats):
+                exec_.launch(target.stream)
+            end.record(target.stream)
+            if trial:
+                times.append(end.milliseconds_since(start) / repeats)
+        report(f"replay {key.kind} batch={key.batch} seqlen={key.seqlen} length={length}",
+               ms=statistics.median(times))
+    target.close()
+
+
+def profile(folder: Path, key: GraphKey, length: int) -> None:
+    """Time each kind of operation of a step alone, in a graph of its own, to see where a step's time goes."""
+    from collections import defaultdict
+
+    from blink_runtime.cuda_driver import Capture, GraphExec, launch
+
+    target = load(folder, "none", keys=(key,))
+    write_pages(target, key.batch, 16)
+    rows = [([1], length - 1)] * key.batch if key.kind == "decode" else [([1] * length, 0)] * key.batch
+    write_step(target, key, rows, 1)
+    groups: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for entry in target.launches["steps"]:
+        name = entry.get("kernel") or (f"gemm {entry['n']}x{entry['k']}" if entry["op"] == "gemm" else entry["op"])
+        groups[name].append(entry)
+    for name, entries in groups.items():
+        with Capture(target.stream) as capture:
+            for entry in entries:
+                if entry["op"] == "gemm":
+                    target.steps._product(entry, key.batch if entry["rows"] == "samples" or key.kind == "decode" else key.seqlen, target.stream)
+                else:
+                    for item in target.steps._expand(entry, key):
+                        launch(item, target.stream)
+        run = GraphExec(capture.graph, device_launch=False, name=name)
+        times = []
+        for _ in range(8):
+            start, end = Event(), Event()
+            start.record(target.stream)
+            run.launch(target.stream)
+            end.record(target.stream)
+            times.append(end.milliseconds_since(start))
+        report(f"profile {key.kind} {key.batch}x{key.seqlen}: {name} x{len(entries)}", total_ms=statistics.median(times),
+               each_us=statistics.median(times) / len(entries) * 1000)
+        run.close()
+    target.close()
+
+
+def serve(folder: Path, placement: str, jobs: Sequence[tuple[int, int, int]], keys_limit: int = 0) -> None:
+    """Serve requests from a ring in mapped memory: (requests at once, prompt tokens, output tokens)."""
+    context = Context()
+    plan = load_plan(folder)
+    ring = RingMemory(plan, lambda size: MappedBuffer(size, "the ring"))
+    started = time.monotonic()
+    target = load(folder, placement, ring=ring.memory, context=context)
+    report(f"load {placement}", total_s=time.monotonic() - started,
+           **{name: getattr(target.report, name) for name in target.report.__slots__})
+    target.start()
+    rng = np.random.default_rng(2)
+    try:
+        for number, prompt, output in jobs:
+            prompts = [rng.integers(0, plan.vocab_size, prompt).tolist() for _ in range(number)]
+            result = ring.run(prompts, output, timeout_s=60.0)
+            report(f"serve {placement} {number} x {prompt}->{output}", **result)
+    finally:
+        started = time.monotonic()
+        ring.stop()
+        stopped = target.join(10.0)
+        report(f"stop {placement}", stopped=stopped, seconds=time.monotonic() - started, **ring.summary())
+        if not stopped:
+            os._exit(3)
+    target.close()
+
+
+def main() -> None:
+    """Run the named parts over a folder."""
+    folder = Path(sys.argv[1])
+    for part in sys.argv[2:]:
+        name, _, value = part.partition("=")
+        if name == "check":
+            check_model(folder)
+        elif name == "replay":
+            cases = [c.split(":") for c in value.split(",")]
+            replay(folder, [(k, int(b), int(s), int(n)) for k, b, s, n in cases])
+        elif name == "profile":
+            kind, batch, seqlen, length = value.split(":")
+            profile(folder, GraphKey(kind, int(batch), int(seqlen)), int(length))
+        elif name == "serve":
+            placement, *jobs = value.split(",")
+            serve(folder, placement, [tuple(map(int, j.split(":"))) for j in jobs])  # type: ignore[misc]
+    if "OUT" in os.environ:
+        path = Path(os.environ["OUT"], f"{folder.name}_{os.getpid()}.json")
+        path.write_text(json.dumps({"abi": abi.constants()["BLINK_ABI_VERSION"], "command": sys.argv, "results": RESULTS}, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,473 @@
+"""Row kernels of the Program IR as CUDA: one RowKernel -> source and launch facts of one kernel.
+
+A row is one block. A kernel whose statements share nothing is spread over several blocks a row instead.
+Elementwise loops go over threads; a reduction over the block, a warp or a thread, whichever its sizes suit;
+a barrier stands only where a statement touches what an earlier one wrote or read.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from blinkc.engine.print_c import CPrinter, dtype_of, print_number
+from blinkc.engine.program import (
+    Expr,
+    FloorDiv,
+    Gathered,
+    Index,
+    Load,
+    Map,
+    Program,
+    Reduce,
+    RowKernel,
+    Scan,
+    Statement,
+    Store,
+    TopK,
+    Var,
+    index_exprs,
+    loads,
+    reads,
+    stores,
+    writes,
+)
+from blinkc.errors import BlinkError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+STORAGE = {"bf16": "bf16", "fp16": "fp16", "fp32": "float", "int32": "int32_t", "bool": "bool"}
+BYTES = {"bf16": 2, "fp16": 2, "fp32": 4, "int32": 4, "bool": 1}
+_SCALAR = {"bf16": "float", "fp16": "float", "fp32": "float", "int32": "int32_t", "bool": "bool"}
+_HALF = ("bf16", "fp16")
+MAX_SHARED_BYTES = 227 * 1024 - 1024
+MAX_RANKED = 1024  # candidates of a TopK: a warp keeps 32 a lane
+_POINTS_PER_THREAD = 4
+
+_FUNCTIONS = {
+    ("div", "int32"): "div_i32",
+    ("mod", "fp32"): "mod_f32",
+    ("mod", "int32"): "mod_i32",
+    ("fmod", "fp32"): "fmodf",
+    ("fmod", "int32"): "fmod_i32",
+    ("pow", "fp32"): "powf",
+    ("pow", "int32"): "pow_i32",
+    ("min", "fp32"): "min_f32",
+    ("min", "int32"): "min_i32",
+    ("max", "fp32"): "max_f32",
+    ("max", "int32"): "max_i32",
+    ("abs", "fp32"): "fabsf",
+    ("abs", "int32"): "abs",
+    ("sqrt", "fp32"): "sqrtf",
+    ("rsqrt", "fp32"): "rsqrt_f32",
+    ("exp", "fp32"): "expf",
+    ("log", "fp32"): "logf",
+    ("sin", "fp32"): "sinf",
+    ("cos", "fp32"): "cosf",
+    ("tanh", "fp32"): "tanhf",
+    ("erf", "fp32"): "erff",
+    ("sigmoid", "fp32"): "sigmoid_f32",
+    ("floor", "fp32"): "floorf",
+    ("ceil", "fp32"): "ceilf",
+    ("round", "fp32"): "rintf",
+    ("sign", "fp32"): "sign_f32",
+    ("sign", "int32"): "sign_i32",
+}
+_REDUCTIONS = {"sum": "Sum", "prod": "Product", "max": "Largest", "min": "Smallest"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CudaRowKernel:
+    """A rendered row kernel and how to launch it.
+
+    Grid: (rows, blocks_per_row). `arguments` are buffer names of the program, in the order of the kernel's
+    parameters.
+    """
+
+    name: str
+    source: str
+    threads: int
+    blocks_per_row: int
+    shared_bytes: int
+    arguments: tuple[str, ...]
+
+
+def render_cuda_row_kernel(program: Program, kernel: RowKernel, name: str) -> CudaRowKernel:
+    """Render one row kernel under the global name `name`.
+
+    Raises:
+        BlinkError: its temporaries exceed shared memory, or a TopK has too many candidates.
+    """
+    return _Renderer(program, kernel, name).render()
+
+
+class _Printer(CPrinter):
+    """The C printer, with half types rounded at casts."""
+
+    def _cast(self, text: str, source: str, target: str) -> str:
+        if target in _HALF and source != target:
+            return f"rounded<{target}>({super()._cast(text, source, 'fp32')})"
+        return super()._cast(text, source, target)
+
+
+def _points(extents: Sequence[int]) -> int:
+    return math.prod(extents)
+
+
+class _Renderer:
+    def __init__(self, program: Program, kernel: RowKernel, name: str) -> None:
+        self.kernel = kernel
+        self.name = name
+        self.values = {
+            v.name: v for v in (*program.inputs, *program.outputs, *program.intermediates)
+        }
+        self.weights = {w.name: w for w in program.weights}
+        self.constants = {c.name: c for c in program.constants}
+        self.temporaries = {t.name: t for t in kernel.temporaries}
+        self.printer = _Printer(self._load, _FUNCTIONS, _SCALAR)
+        self.lines: list[str] = []
+        used = {load.buffer for s in kernel.body for load in self._all_loads(s)}
+        used |= {store.buffer for s in kernel.body for store in stores(s)}
+        self.names: dict[str, str] = {}
+        for prefix, group in (("v", self.values), ("w", self.weights), ("t", self.temporaries)):
+            for number, buffer in enumerate(n for n in group if n in used):
+                self.names[buffer] = f"{prefix}{number}"
+        self.used_constants = [c for c in self.constants if c in used]
+        for number, buffer in enumerate(self.used_constants):
+            self.names[buffer] = f"{name}_c{number}"
+        self.arguments = tuple(
+            buffer for buffer in self.names if buffer in self.values or buffer in self.weights
+        )
+        self.written = {store.buffer for s in kernel.body for store in stores(s)}
+
+    @staticmethod
+    def _all_loads(statement: Statement) -> list[Load]:
+        found = list(loads(statement.expr))
+        for store in stores(statement):
+            found += [x for e in _index_loads(store) for x in loads(e)]
+        return found
+
+    def render(self) -> CudaRowKernel:
+        spread = self._can_spread()
+        points = max(
+            (_points(s.extents) * (_points(s.reduce_extents) if isinstance(s, Reduce) else 1))
+            for s in self.kernel.body
+        )
+        if spread:
+            threads = 128 if points <= 1024 else 256
+            most = max(self._parallel_points(s) for s in self.kernel.body)
+            blocks = max(1, math.ceil(most / (threads * _POINTS_PER_THREAD)))
+        else:
+            threads = min(1024, max(64, 1 << math.ceil(math.log2(max(points / 8, 1)))))
+            blocks = 1
+        shared_bytes = self._place_temporaries()
+        self._body(spread)
+        return CudaRowKernel(
+            name=self.name,
+            source=self._source(threads),
+            threads=threads,
+            blocks_per_row=blocks,
+            shared_bytes=shared_bytes,
+            arguments=self.arguments,
+        )
+
+    def _parallel_points(self, statement: Statement) -> int:
+        """Return how many threads' worth of points a spread statement has."""
+        points = _points(statement.extents)
+        if isinstance(statement, Reduce) and self._reduce_width(statement) == "warp":
+            return points * 32
+        return points
+
+    def _can_spread(self) -> bool:
+        """Say whether no statement depends on another, so that blocks may share out their points."""
+        if self.temporaries:
+            return False
+        for s in self.kernel.body:
+            if not isinstance(s, Map | Reduce) or (isinstance(s, Map) and s.sequential):
+                return False
+            if isinstance(s, Reduce) and self._reduce_width(s) == "block":
+                return False
+            if reads(s) & self.written:
+                return False
+        return not self._stores_meet()
+
+    def _stores_meet(self) -> bool:
+        """Say whether two statements write the same place, so that their order matters."""
+        seen: dict[str, list[np.ndarray]] = {}
+        for s in self.kernel.body:
+            for store in stores(s):
+                places = _places(store.index, s.extents)
+                if places is None:
+                    return True
+                if any(np.intersect1d(places, old).size for old in seen.get(store.buffer, [])):
+                    return True
+                seen.setdefault(store.buffer, []).append(places)
+        return False
+
+    def _place_temporaries(self) -> int:
+        offset = 0
+        for temporary in self.temporaries.values():
+            if temporary.name not in self.names:
+                continue
+            kind = STORAGE[temporary.dtype]
+            self.lines.append(
+                f"{kind}* {self.names[temporary.name]} = reinterpret_cast<{kind}*>(shared + {offset});"
+            )
+            offset += -(-temporary.size * BYTES[temporary.dtype] // 16) * 16
+        if offset > MAX_SHARED_BYTES:
+            raise BlinkError(
+                f"row kernel {self.kernel.name} wants {offset} bytes of shared memory a row, "
+                f"at most {MAX_SHARED_BYTES} are there",
+                hint="compile with --dtype bf16 or report the model",
+            )
+        return offset
+
+    def _source(self, threads: int) -> str:
+        parameters = []
+        for buffer in self.arguments:
+            is_value = buffer in self.values
+            dtype = (self.values[buffer] if is_value else self.weights[buffer]).dtype
+            qualifier = "" if buffer in self.written else "const "
+            restrict = " __restrict__" if buffer in self.written else ""
+            parameters.append(f"{qualifier}{STORAGE[dtype]}*{restrict} {self.names[buffer]}")
+        tables = []
+        for buffer in self.used_constants:
+            constant = self.constants[buffer]
+            numbers = ", ".join(print_number(x.item(), constant.dtype) for x in constant.array)
+            tables.append(
+                f"__device__ const {STORAGE[constant.dtype]} {self.names[buffer]}[] = {{{numbers}}};\n"
+            )
+        shared = "  extern __shared__ __align__(128) unsigned char shared[];\n" if self.temporaries else ""
+        body = "\n".join(f"  {line}" for line in self.lines)
+        return (
+            f"{''.join(tables)}__global__ __launch_bounds__({threads}) void {self.name}("
+            f"{', '.join(parameters)}) {{\n{shared}  let_next_start();\n  wait_for_previous();\n"
+            f"  const int row = blockIdx.x;\n{body}\n}}\n"
+        )
+
+    def _body(self, spread: bool) -> None:
+        if any(isinstance(s, Reduce) and self._reduce_width(s) == "block" for s in self.kernel.body):
+            self.lines.append("__shared__ float reduce_scratch[32];")
+        read: set[str] = set()
+        written: set[str] = set()
+        for statement in self.kernel.body:
+            now_read, now_written = reads(statement), writes(statement)
+            hazards = now_written & read if spread else now_written & (read | written)
+            if (now_read & written) or hazards:
+                self.lines.append("__syncthreads();")
+                read, written = set(), set()
+            read |= now_read
+            written |= now_written
+            if isinstance(statement, Map):
+                self._map(statement, spread)
+            elif isinstance(statement, Reduce):
+                self._reduce(statement, spread)
+            elif isinstance(statement, TopK):
+                self._top_k(statement)
+            else:
+                self._scan(statement)
+
+    def _load(self, load: Load, index: str, row: str | None) -> str:
+        name = self.names[load.buffer]
+        if load.buffer in self.values:
+            value = self.values[load.buffer]
+            at = "row" if row is None else f"({row})"
+            place = f"{name}[int64_t({at}) * {value.size} + {index}]"
+            dtype = value.dtype
+        else:
+            place = f"{name}[{index}]"
+            table: dict[str, str] = {
+                **{n: w.dtype for n, w in self.weights.items()},
+                **{n: t.dtype for n, t in self.temporaries.items()},
+                **{n: c.dtype for n, c in self.constants.items()},
+            }
+            dtype = table[load.buffer]
+        return f"to_float({place})" if dtype in _HALF else place
+
+    def _store(self, store: Store, value: str) -> str:
+        name = self.names[store.buffer]
+        index = self.printer.index(store.index)
+        if store.buffer in self.values:
+            owner = self.values[store.buffer]
+            place, dtype = f"{name}[int64_t(row) * {owner.size} + {index}]", owner.dtype
+        else:
+            place, dtype = f"{name}[{index}]", self.temporaries[store.buffer].dtype
+        if dtype in _HALF:
+            value = f"from_float<{dtype}>({value})"
+        return f"{place} = {value};"
+
+    def _write(self, targets: Sequence[Store], value: str, dtype: str) -> list[str]:
+        if len(targets) == 1:
+            return [self._store(targets[0], value)]
+        return [
+            f"const {_SCALAR[dtype]} value = {value};",
+            *(self._store(store, "value") for store in targets),
+        ]
+
+    def _variables(self, extents: Sequence[int], flat: str, first: int = 0) -> list[str]:
+        """Decompose `flat` into the loop variables, last one fastest."""
+        out, inner = [], _points(extents)
+        for position, extent in enumerate(extents):
+            inner //= extent
+            text = flat if inner == 1 else f"{flat} / {inner}"
+            if position > 0 and extent > 1:
+                text = f"({text}) % {extent}" if inner > 1 else f"{flat} % {extent}"
+            out.append(f"[[maybe_unused]] const int i{first + position} = {text if extent > 1 else '0'};")
+        return out
+
+    def _thread_loop(self, points: int, spread: bool) -> str:
+        if spread:
+            return (
+                f"for (int p = blockIdx.y * blockDim.x + threadIdx.x; p < {points}; "
+                "p += blockDim.x * gridDim.y) {"
+            )
+        return f"for (int p = threadIdx.x; p < {points}; p += blockDim.x) {{"
+
+    def _map(self, m: Map, spread: bool) -> None:
+        points = _points(m.extents)
+        if m.sequential:
+            self.lines += [f"if (threadIdx.x == 0) for (int p = 0; p < {points}; ++p) {{"]
+        elif points == 1:
+            self.lines += ["if (threadIdx.x == 0" + (" && blockIdx.y == 0" if spread else "") + ") {",
+                           "const int p = 0;"]
+        else:
+            self.lines += [f"#pragma unroll {_POINTS_PER_THREAD}", self._thread_loop(points, spread)]
+        self.lines += self._variables(m.extents, "p")
+        value = self.printer.expr(m.expr)
+        if m.accumulate == "none":
+            self.lines += self._write(m.stores, value, dtype_of(m.expr))
+        else:
+            for store in m.stores:
+                old = self._load(Load(store.buffer, store.index, store.dtype), self.printer.index(store.index), None)
+                kind = "i32" if store.dtype == "int32" else "f32"
+                combined = {
+                    "add": f"{old} + {value}",
+                    "mul": f"{old} * {value}",
+                    "min": f"min_{kind}({old}, {value})",
+                    "max": f"max_{kind}({old}, {value})",
+                }[m.accumulate]
+                self.lines.append(self._store(store, combined))
+        self.lines.append("}")
+
+    @staticmethod
+    def _reduce_width(r: Reduce) -> str:
+        points, inner = _points(r.extents), _points(r.reduce_extents)
+        if inner >= 256 and points <= 8:
+            return "block"
+        return "warp" if inner >= 8 else "thread"
+
+    def _reduce(self, r: Reduce, spread: bool) -> None:
+        points, inner = _points(r.extents), _points(r.reduce_extents)
+        scalar = "int32_t" if dtype_of(r.expr) in ("int32", "bool") else "float"
+        op = f"{_REDUCTIONS[r.op]}<{scalar}>"
+        width = self._reduce_width(r)
+        start = {
+            "block": [f"for (int p = 0; p < {points}; ++p) {{"],
+            "thread": [self._thread_loop(points, spread)],
+            "warp": [
+                "for (int p = "
+                + ("(blockIdx.y * blockDim.x + threadIdx.x) / 32" if spread else "threadIdx.x / 32")
+                + f"; p < {points}; p += "
+                + ("blockDim.x * gridDim.y / 32" if spread else "blockDim.x / 32")
+                + ") {"
+            ],
+        }[width]
+        loop = {
+            "block": f"for (int q = threadIdx.x; q < {inner}; q += blockDim.x) {{",
+            "warp": f"for (int q = threadIdx.x % 32; q < {inner}; q += 32) {{",
+            "thread": f"for (int q = 0; q < {inner}; ++q) {{",
+        }[width]
+        self.lines += start
+        self.lines += self._variables(r.extents, "p")
+        self.lines += [f"{scalar} sum = {op}::identity();", "#pragma unroll 4", loop]
+        self.lines += self._variables(r.reduce_extents, "q", len(r.extents))
+        self.lines += [f"sum = {op}::apply(sum, {self.printer.expr(r.expr)});", "}"]
+        if width == "block":
+            self.lines.append(f"sum = reduce_block<{op}>(sum, reduce_scratch);")
+        elif width == "warp":
+            self.lines.append(f"sum = reduce_warp<{op}>(sum);")
+        guard = {"block": "threadIdx.x == 0", "warp": "threadIdx.x % 32 == 0", "thread": ""}[width]
+        if guard:
+            self.lines.append(f"if ({guard}) {{")
+        self.lines += self._write(r.stores, "sum", "int32" if scalar == "int32_t" else "fp32")
+        self.lines += ["}", "}"] if guard else ["}"]
+
+    def _top_k(self, k: TopK) -> None:
+        if k.length > MAX_RANKED or dtype_of(k.expr) == "int32":
+            raise BlinkError(
+                f"row kernel {self.kernel.name}: TopK over {k.length} {dtype_of(k.expr)} values; "
+                f"the cuda engine takes up to {MAX_RANKED} floating-point ones"
+            )
+        points, lanes = _points(k.extents), -(-k.length // 32)
+        var = f"i{len(k.extents)}"
+        self.lines += [f"for (int p = threadIdx.x / 32; p < {points}; p += blockDim.x / 32) {{"]
+        self.lines += self._variables(k.extents, "p")
+        self.lines += [
+            f"unsigned long long rank[{lanes}];",
+            "#pragma unroll",
+            f"for (int j = 0; j < {lanes}; ++j) {{",
+            f"const int {var} = j * 32 + threadIdx.x % 32;",
+            f"rank[j] = 0; if ({var} < {k.length}) rank[j] = rank_key({self.printer.expr(k.expr)}, {var});",
+            "}",
+            f"for (int {var} = 0; {var} < {k.k}; ++{var}) {{",
+            "unsigned long long best = 0;",
+            "#pragma unroll",
+            f"for (int j = 0; j < {lanes}; ++j) best = rank[j] > best ? rank[j] : best;",
+            "best = largest_in_warp(best);",
+            "#pragma unroll",
+            f"for (int j = 0; j < {lanes}; ++j) if (rank[j] == best) rank[j] = 0;",
+            "if (threadIdx.x % 32 == 0) {",
+        ]
+        self.lines += [self._store(store, "ranked_value(best)") for store in k.values]
+        self.lines += [self._store(store, "ranked_index(best)") for store in k.indices]
+        self.lines += ["}", "}", "}"]
+
+    def _scan(self, s: Scan) -> None:
+        var = f"i{len(s.extents)}"
+        scalar = "int32_t" if dtype_of(s.expr) in ("int32", "bool") else "float"
+        at = f"{s.length - 1} - step" if s.reverse else "step"
+        write = self._write(s.stores, "sum", "int32" if scalar == "int32_t" else "fp32")
+        self.lines += [self._thread_loop(_points(s.extents), False)]
+        self.lines += self._variables(s.extents, "p")
+        self.lines += [
+            f"{scalar} sum = 0;",
+            f"for (int step = 0; step < {s.length}; ++step) {{",
+            f"const int {var} = {at};",
+            f"const {scalar} element = {self.printer.expr(s.expr)};",
+            *(write if s.exclusive else []),
+            "sum += element;",
+            *([] if s.exclusive else write),
+            "}",
+            "}",
+        ]
+
+
+def _places(index: Index, extents: Sequence[int]) -> np.ndarray | None:
+    """Return every value of an index over its loops; None where data decides it."""
+    grid = np.indices(tuple(extents) or (1,))
+
+    def value(part: Index) -> np.ndarray | None:
+        total = np.full(grid.shape[1:], part.const)
+        for atom, coefficient in part.terms:
+            if isinstance(atom, Gathered):
+                return None
+            if isinstance(atom, Var):
+                total = total + coefficient * grid[atom.position]
+                continue
+            inner = value(atom.index)
+            if inner is None:
+                return None
+            inner = inner // atom.divisor if isinstance(atom, FloorDiv) else inner % atom.divisor
+            total = total + coefficient * inner
+        return total
+
+    result = value(index)
+    return None if result is None else result.ravel()
+
+
+def _index_loads(store: Store) -> list[Expr]:
+    return list(index_exprs(store.index))
