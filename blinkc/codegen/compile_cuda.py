@@ -20,7 +20,8 @@ from blinkc.errors import BlinkError
 from blinkc.resources import include_folder
 
 _INSTALL_HINT = (
-    'pip install "cuda-python>=13" nvidia-cuda-nvrtc nvidia-nvjitlink nvidia-cuda-runtime nvidia-cuda-crt'
+    'pip install "cuda-python>=13" nvidia-cuda-nvrtc nvidia-nvjitlink '
+    "nvidia-cuda-runtime nvidia-cuda-crt"
 )
 # NVRTC has no C library; the ring's header needs these names alone.
 _C_HEADERS = {
@@ -68,8 +69,8 @@ def compile_cuda(
         The cubin.
 
     Raises:
-        BlinkError: NVRTC or nvJitLink is missing, does not know `arch`, or rejects the source; carries
-            its log.
+        BlinkError: NVRTC or nvJitLink is missing, does not know `arch`, or rejects the source;
+            carries its log.
     """
     if not re.fullmatch(r"sm_\d+[af]?", arch):
         raise BlinkError(f"architecture {arch!r} is not of the form sm_90 or sm_90a")
@@ -119,7 +120,7 @@ def compile_relocatable(
                 log=_program_log(nvrtc, program),
             )
         size = _checked(nvrtc, nvrtc.nvrtcGetCUBINSize(program), "nvrtcGetCUBINSize")
-        cubin = b" " * size
+        cubin: bytes = b" " * size
         _checked(nvrtc, nvrtc.nvrtcGetCUBIN(program, cubin), "nvrtcGetCUBIN")
         return cubin
     finally:
@@ -195,7 +196,7 @@ def _nvrtc_version(nvrtc: ModuleType) -> str:
 
 def _program_log(nvrtc: ModuleType, program: Any) -> str:
     size = _checked(nvrtc, nvrtc.nvrtcGetProgramLogSize(program), "nvrtcGetProgramLogSize")
-    log = b" " * size
+    log: bytes = b" " * size
     _checked(nvrtc, nvrtc.nvrtcGetProgramLog(program, log), "nvrtcGetProgramLog")
     return log.rstrip(b"\0 \n").decode(errors="replace")
 

@@ -24,9 +24,7 @@ def render_template(name: str, context: object) -> str:
 
     if not is_dataclass(context) or isinstance(context, type):
         raise InternalError(f"context of {name} is {type(context).__name__}, not a dataclass")
-    values: dict[str, Any] = {
-        field.name: getattr(context, field.name) for field in fields(context)
-    }
+    values: dict[str, Any] = {field.name: getattr(context, field.name) for field in fields(context)}
     try:
         return _environment(templates_folder()).get_template(name).render(values)
     except jinja2.UndefinedError as error:

@@ -27,7 +27,9 @@ class GridContext:
     seqlen_buckets: tuple[int, ...]
     granule_tokens: int
     bucket_index: tuple[int, ...]
-    rows: tuple[tuple[int, ...], ...]  # [max batch + 1][num seqlen buckets] key index | off-cache bit
+    rows: tuple[
+        tuple[int, ...], ...
+    ]  # [max batch + 1][num seqlen buckets] key index | off-cache bit
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

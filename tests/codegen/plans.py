@@ -17,14 +17,12 @@ NO_MEMORY = MemoryPlan(
 
 
 def make_plan(target: str = "cpu") -> CapturePlan:
-    """Return a plan of four lanes and eleven keys; the step of 2 prompts and 9..16 tokens has no key."""
+    """Return a plan of four lanes and eleven keys; 2 prompts with 9..16 tokens have none."""
     prefill = tuple(
         GraphKey("prefill", batch, seqlen)
         for batch, seqlen in ((1, 8), (1, 16), (1, 32), (2, 8), (2, 32))
     )
-    decode = tuple(
-        GraphKey("decode", batch, seqlen) for batch in (1, 2, 4) for seqlen in (32, 128)
-    )
+    decode = tuple(GraphKey("decode", batch, seqlen) for batch in (1, 2, 4) for seqlen in (32, 128))
     return CapturePlan(
         target=target,
         keys=prefill + decode,

@@ -77,7 +77,8 @@ class FakeFrontEnd {
   FakeFrontEnd(TestRing& ring, uint32_t index, uint32_t max_seqlen, const FrontEndOdds& odds)
       : ring_(ring),
         index_(index),
-        first_slot_(front_end_first_slot(index, ring.sizes().num_slots, ring.sizes().num_front_ends)),
+        first_slot_(
+            front_end_first_slot(index, ring.sizes().num_slots, ring.sizes().num_front_ends)),
         end_slot_(
             front_end_first_slot(index + 1, ring.sizes().num_slots, ring.sizes().num_front_ends)),
         max_seqlen_(max_seqlen),
@@ -89,7 +90,8 @@ class FakeFrontEnd {
   uint32_t num_submitted() const { return num_submitted_; }
   bool owns(uint32_t slot) const { return slot >= first_slot_ && slot < end_slot_; }
 
-  // Between two calls of schedule(): perhaps submits, aborts, restarts, or sends a command too late.
+  // Between two calls of schedule(): perhaps submits, aborts, restarts, or sends a command too
+  // late.
   void act(RandomSource& random, uint32_t max_submits) {
     deliver_late_payloads();
     if (random.one_in(odds_.restart)) restart(random);
@@ -120,6 +122,7 @@ class FakeFrontEnd {
       send(slot, pack_command(request.sequence, BLINK_COMMAND_RELEASE), true);
       return true;
     });
+    release_leftovers();
   }
 
   // The graph that held this slot's row could not be launched.
@@ -136,9 +139,9 @@ class FakeFrontEnd {
       const StatusWord word = ring_.status_word(other);
       const bool is_claimed = word.sequence == request.sequence;
       if (!is_claimed && request.is_silent) continue;
-      BLINK_CHECK(is_claimed && word.state != BLINK_STATE_PREFILL_PENDING,
-                  "slot " + std::to_string(slot) + " was admitted before slot " +
-                      std::to_string(other));
+      BLINK_CHECK(
+          is_claimed && word.state != BLINK_STATE_PREFILL_PENDING,
+          "slot " + std::to_string(slot) + " was admitted before slot " + std::to_string(other));
     }
   }
 
@@ -164,6 +167,17 @@ class FakeFrontEnd {
     }
     in_flight_.clear();
     attach();
+  }
+
+  // A submit of an earlier life whose payload never came fails after the attach: nobody waits for
+  // it.
+  void release_leftovers() {
+    for (uint32_t slot = first_slot_; slot < end_slot_; ++slot) {
+      const StatusWord word = ring_.status_word(slot);
+      const uint64_t release = pack_command(word.sequence, BLINK_COMMAND_RELEASE);
+      if (in_flight_.contains(slot) || !is_final_state(word.state)) continue;
+      if (ring_.command(slot).word != release) send(slot, release, true);
+    }
   }
 
   void send(uint32_t slot, uint64_t word, bool rings_bell) {
@@ -201,8 +215,8 @@ class FakeFrontEnd {
     InFlight flight;
     blink_slot_request& request = flight.request;
     const uint32_t longest = std::min(sizes.max_prompt_tokens, sizes.max_seqlen - 1);
-    const uint32_t length = random.one_in(2) ? random.between(1, longest)
-                                             : random.between(1, std::min(longest, 6u));
+    const uint32_t length =
+        random.one_in(2) ? random.between(1, longest) : random.between(1, std::min(longest, 6u));
     for (uint32_t i = 0; i < length; ++i) flight.prompt.push_back(random.below(sizes.vocab_size));
     flight.sequence = request.sequence = sequence;
     flight.submit_number = request.submit_number = next_submit_number_;
@@ -291,7 +305,8 @@ class FakeFrontEnd {
       if (status.finish_reason == BLINK_FINISH_ABORT) {
         BLINK_CHECK(request.was_aborted, where + ", but was not aborted");
       } else {
-        BLINK_CHECK(is_complete && status.finish_reason == request.expectation.finish_reason, where);
+        BLINK_CHECK(is_complete && status.finish_reason == request.expectation.finish_reason,
+                    where);
       }
       return;
     }

@@ -1,5 +1,5 @@
-// A model whose next token is a hash of seed and history, read back from paged memory: a lost, shared or
-// overwritten page changes the tokens.
+// A model whose next token is a hash of seed and history, read back from paged memory: a lost,
+// shared or overwritten page changes the tokens.
 #ifndef BLINK_TESTS_SCHEDULER_FAKE_MODEL_H
 #define BLINK_TESTS_SCHEDULER_FAKE_MODEL_H
 
@@ -80,8 +80,10 @@ class FakeModel {
     const GraphKey& key = graphs_.keys[key_index];
     const uint32_t num_tokens = key.kind == BLINK_GRAPH_PREFILL ? key.seqlen : key.batch;
     BLINK_CHECK(state_.num_rows <= key.batch && state_.num_tokens <= num_tokens, "step > key");
-    BLINK_CHECK(state_.kind == key.kind && state_.key_index == key_index, "state names another key");
-    std::fill(sampled_ids_.begin(), sampled_ids_.end(), 0);  // rows that sample nothing leave garbage
+    BLINK_CHECK(state_.kind == key.kind && state_.key_index == key_index,
+                "state names another key");
+    std::fill(sampled_ids_.begin(), sampled_ids_.end(),
+              0);  // rows that sample nothing leave garbage
     for (uint32_t token = 0; token < num_tokens; ++token) append(token);
     BLINK_CHECK(row_query_start_[0] == 0, "first row does not start at token 0");
     for (uint32_t row = 0; row < key.batch; ++row) sample(row);
@@ -117,10 +119,11 @@ class FakeModel {
     BLINK_CHECK(token >= static_cast<uint32_t>(row_query_start_[row]) &&
                     token < static_cast<uint32_t>(row_query_start_[row + 1]),
                 "token outside its row");
-    BLINK_CHECK(page_table_[lane * buffers_.max_pages_per_lane +
-                            position / buffers_.page_size_tokens] != 0,
-                "a real token goes to the sink page");
-    entry(lane, position) = Entry{static_cast<uint32_t>(input_ids_[token]), position, state_.launch};
+    BLINK_CHECK(
+        page_table_[lane * buffers_.max_pages_per_lane + position / buffers_.page_size_tokens] != 0,
+        "a real token goes to the sink page");
+    entry(lane, position) =
+        Entry{static_cast<uint32_t>(input_ids_[token]), position, state_.launch};
   }
 
   void sample(uint32_t row) {

@@ -64,8 +64,8 @@ class RandomGraphs {
     }
     std::vector<uint16_t>& index = indices_[kind];
     for (uint32_t tokens = 0; tokens <= *seqlens.rbegin(); ++tokens) {
-      index.push_back(static_cast<uint16_t>(
-          std::distance(seqlens.begin(), seqlens.lower_bound(tokens))));
+      index.push_back(
+          static_cast<uint16_t>(std::distance(seqlens.begin(), seqlens.lower_bound(tokens))));
     }
     std::vector<uint16_t>& lut = luts_[kind];
     for (uint32_t batch = 0; batch <= *batches.rbegin(); ++batch) {

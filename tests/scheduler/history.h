@@ -21,9 +21,9 @@ struct HistoryPlan {
   RingSizes sizes;
   uint32_t max_prefill_tokens;
   uint32_t max_prefill_batch;
-  uint32_t num_calls;       // of schedule() with arrivals
-  uint32_t max_submits;     // per front end and call
-  uint32_t launch_failures; // one in; 0: none
+  uint32_t num_calls;        // of schedule() with arrivals
+  uint32_t max_submits;      // per front end and call
+  uint32_t launch_failures;  // one in; 0: none
   bool stops_early;
   FrontEndOdds odds;
 };
@@ -43,10 +43,10 @@ inline HistoryPlan random_plan(RandomSource& random) {
   const uint32_t pages_per_lane =
       (sizes.max_seqlen + sizes.page_size_tokens - 1) / sizes.page_size_tokens;
   // From less than one sequence to plenty: little more than one is where lanes pause.
-  sizes.num_kv_pages =
-      random.one_in(6) ? random.between(2, pages_per_lane)
-                       : pages_per_lane * random.between(1, 1 + random.below(sizes.max_batch)) +
-                             random.below(pages_per_lane + 1);
+  sizes.num_kv_pages = random.one_in(6)
+                           ? random.between(1, pages_per_lane)
+                           : pages_per_lane * random.between(1, 1 + random.below(sizes.max_batch)) +
+                                 random.below(pages_per_lane + 1);
   sizes.trace_capacity = 16;
   plan.max_prefill_tokens = random.between(1, sizes.max_seqlen);
   plan.max_prefill_batch =
@@ -101,9 +101,8 @@ class History {
   void take_turn(uint32_t max_submits) {
     for (FakeFrontEnd& front_end : front_ends_) front_end.act(random_, max_submits);
     model_.poison_inputs();
-    const uint32_t oldest = scheduler_->num_running > 0
-                                ? scheduler_->lanes[scheduler_->running[0]].slot
-                                : kNone;
+    const uint32_t oldest =
+        scheduler_->num_running > 0 ? scheduler_->lanes[scheduler_->running[0]].slot : kNone;
     const uint64_t first_new = scheduler_->next_admit_number;
     call_schedule();
     check_invariants(scheduler_.get(), ring_);

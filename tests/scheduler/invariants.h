@@ -73,8 +73,9 @@ inline void check_slots(const Scheduler* s, TestRing& ring) {
     for (uint32_t slot = s->front_ends[f].head; slot != kNone; slot = s->slots[slot].next) {
       BLINK_CHECK(++num_queued.at(slot) == 1, "a waiting queue is a ring");
       BLINK_CHECK(s->slots[slot].previous == previous, "a waiting queue is torn");
-      BLINK_CHECK(previous == kNone || s->slots[previous].submit_number < s->slots[slot].submit_number,
-                  "a waiting queue is out of order");
+      BLINK_CHECK(
+          previous == kNone || s->slots[previous].submit_number < s->slots[slot].submit_number,
+          "a waiting queue is out of order");
       previous = slot;
       ++num_waiting;
     }
@@ -92,9 +93,9 @@ inline void check_slots(const Scheduler* s, TestRing& ring) {
                 "a slot's queue does not go with its state");
     if (record.state == BLINK_STATE_DECODE_PAUSED) ++num_paused;
     if (runs) ++num_running;
-    BLINK_CHECK(ring.status(slot).word ==
-                    pack_status(record.sequence, record.state, record.num_generated),
-                "the ring shows another state");
+    BLINK_CHECK(
+        ring.status(slot).word == pack_status(record.sequence, record.state, record.num_generated),
+        "the ring shows another state");
   }
   BLINK_CHECK(num_paused == s->num_paused && num_running == s->num_running, "a slot is lost");
 }

@@ -1,7 +1,7 @@
 // Runs random histories of the scheduler: simulation FIRST_SEED COUNT [TEAM_THREADS]
 //
-// Prints one line of totals, or the first failure with its seed and exits with 1. With TEAM_THREADS above
-// one, each history runs twice, by one thread and by a team, and must take the same steps.
+// Prints one line of totals, or the first failure with its seed and exits with 1. With TEAM_THREADS
+// above one, each history runs twice, by one thread and by a team, and must take the same steps.
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
@@ -45,9 +45,8 @@ int main(int argc, char** argv) {
   const uint64_t first = std::strtoull(argv[1], nullptr, 10);
   const uint64_t count = std::strtoull(argv[2], nullptr, 10);
   const auto num_threads = static_cast<uint32_t>(argc > 3 ? std::atoi(argv[3]) : 1);
-  const auto team = num_threads > 1
-                        ? std::make_unique<blink::testing::ThreadTeam>(num_threads)
-                        : nullptr;
+  const auto team =
+      num_threads > 1 ? std::make_unique<blink::testing::ThreadTeam>(num_threads) : nullptr;
   Totals totals;
   for (uint64_t seed = first; seed < first + count; ++seed) {
     try {
@@ -66,7 +65,8 @@ int main(int argc, char** argv) {
   }
   const auto number = [](uint64_t value) { return static_cast<unsigned long long>(value); };
   std::printf(
-      "histories %llu requests %llu steps %llu output_tokens %llu paused %llu aborted %llu failed %llu "
+      "histories %llu requests %llu steps %llu output_tokens %llu paused %llu aborted %llu failed "
+      "%llu "
       "late_commands %llu checksum_retries %llu\n",
       number(count), number(totals.requests), number(totals.steps), number(totals.output_tokens),
       number(totals.paused), number(totals.aborted), number(totals.failed),

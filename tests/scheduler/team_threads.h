@@ -1,4 +1,5 @@
-// A team of real threads, so that the policy's cooperation is tested (and watched by TSAN) without a GPU.
+// A team of real threads, so that the policy's cooperation is tested (and watched by TSAN) without
+// a GPU.
 #ifndef BLINK_TESTS_SCHEDULER_TEAM_THREADS_H
 #define BLINK_TESTS_SCHEDULER_TEAM_THREADS_H
 

@@ -17,7 +17,8 @@ namespace blink::testing {
 
 class TestRing {
  public:
-  explicit TestRing(const RingSizes& sizes) : sizes_(sizes), layout_(ring_layout_from_sizes(sizes)) {
+  explicit TestRing(const RingSizes& sizes)
+      : sizes_(sizes), layout_(ring_layout_from_sizes(sizes)) {
     memory_.reset(static_cast<unsigned char*>(std::aligned_alloc(4096, layout_.ring_bytes)));
     std::fill_n(memory_.get(), layout_.ring_bytes, uint8_t{0});
     fill_ring_header(header(), sizes_);

@@ -64,8 +64,7 @@ inline int create_cpu_scheduler(void* ring, uint64_t ring_bytes, const blink_ste
   const auto* header = static_cast<const blink_ring_header*>(ring);
   uint64_t state_bytes = 0;
   if (ring_bytes >= sizeof(blink_ring_header)) {
-    state_bytes =
-        scheduler_state_bytes(header->num_slots, header->max_batch, header->num_kv_pages);
+    state_bytes = scheduler_state_bytes(header->num_slots, header->max_batch, header->num_kv_pages);
   }
   auto scheduler = std::make_unique<blink_cpu_scheduler>();
   scheduler->memory.reset(std::aligned_alloc(64, (state_bytes + 63) / 64 * 64));

@@ -1,7 +1,7 @@
 // Chooses the next step: which lanes run, prefill or decode, and the graph key that fits.
 //
-// Waiting requests are prefilled as soon as they fit, but while lanes are decoding never twice without a
-// decode step in between: that bounds how long a running stream waits.
+// Waiting requests are prefilled as soon as they fit, but while lanes are decoding never twice
+// without a decode step in between: that bounds how long a running stream waits.
 #ifndef BLINK_DEVICE_CHOOSE_CUH
 #define BLINK_DEVICE_CHOOSE_CUH
 
@@ -13,8 +13,8 @@ namespace blink {
 // Returns the key index for a step, with kOffCacheBit where its exact bucket was not captured.
 BLINK_FUNCTION uint32_t look_up(const GraphGrid& grid, uint32_t batch, uint32_t seqlen) {
   const uint32_t row = smaller(batch, grid.max_batch);
-  const uint32_t granule = smaller((seqlen + grid.granule_tokens - 1) / grid.granule_tokens,
-                                   grid.num_granules - 1);
+  const uint32_t granule =
+      smaller((seqlen + grid.granule_tokens - 1) / grid.granule_tokens, grid.num_granules - 1);
   return grid.lut[row * grid.num_seqlen_buckets + grid.seqlen_bucket_index[granule]];
 }
 
@@ -26,7 +26,7 @@ BLINK_FUNCTION void add_prefill_row(Scheduler* s, Team& team, uint32_t lane_inde
   const bool is_last = lane.kv_len + num_tokens == history_tokens(s->slots[lane.slot]);
   team.sync();
   if (team.is_leader()) {
-    s->rows[s->num_rows++] = StepRow{lane_index,  lane.slot,           num_tokens, s->num_tokens,
+    s->rows[s->num_rows++] = StepRow{lane_index,  lane.slot,         num_tokens, s->num_tokens,
                                      lane.kv_len, is_last ? 1u : 0u, kRowGoesOn, 0};
     s->num_tokens += num_tokens;
     if (is_last) ++s->step_num_prefilled;
@@ -34,8 +34,8 @@ BLINK_FUNCTION void add_prefill_row(Scheduler* s, Team& team, uint32_t lane_inde
   team.sync();
 }
 
-// Collects a prefill step: lanes whose prompt is not through first, then paused and new requests as they
-// fit. The last row is cut to what the step may still take.
+// Collects a prefill step: lanes whose prompt is not through first, then paused and new requests as
+// they fit. The last row is cut to what the step may still take.
 template <typename Team>
 BLINK_RARE_FUNCTION void collect_prefill(Scheduler* s, Team& team) {
   const uint32_t max_rows = s->limits.max_prefill_batch;
@@ -51,15 +51,15 @@ BLINK_RARE_FUNCTION void collect_prefill(Scheduler* s, Team& team) {
   while (s->num_rows < max_rows && s->num_tokens < max_tokens) {
     const uint32_t slot = next_candidate(s);
     if (slot == kNone || !fits(s, slot)) return;
-    const uint32_t num_tokens =
-        smaller(history_tokens(s->slots[slot]), max_tokens - s->num_tokens);
+    const uint32_t num_tokens = smaller(history_tokens(s->slots[slot]), max_tokens - s->num_tokens);
     const uint32_t lane = start_lane(s, team, slot);
     add_prefill_row(s, team, lane, num_tokens);
   }
 }
 
-// Gives every decoding lane that starts a new page one, pausing the youngest while there are too few. The
-// oldest is never paused: alone it always fits, because its request was checked against the whole cache.
+// Gives every decoding lane that starts a new page one, pausing the youngest while there are too
+// few. The oldest is never paused: alone it always fits, because its request was checked against
+// the whole cache.
 template <typename Team>
 BLINK_FUNCTION void grow_lanes(Scheduler* s, Team& team) {
   for (;;) {

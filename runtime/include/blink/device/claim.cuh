@@ -45,8 +45,9 @@ BLINK_FUNCTION void close_slot(Scheduler* s, Team& team, const Event& event) {
   }
 }
 
-// Copies a request out of the ring and sums its checksum on the way. `num_bad_ids` gets the number of
-// prompt ids past the vocabulary. The copy is what was checked, so the ring cannot change under us.
+// Copies a request out of the ring and sums its checksum on the way. `num_bad_ids` gets the number
+// of prompt ids past the vocabulary. The copy is what was checked, so the ring cannot change under
+// us.
 template <typename Team>
 BLINK_FUNCTION uint64_t copy_request(Scheduler* s, Team& team, uint32_t slot,
                                      uint64_t* num_bad_ids) {
@@ -57,8 +58,8 @@ BLINK_FUNCTION uint64_t copy_request(Scheduler* s, Team& team, uint32_t slot,
     copy[i] = load_relaxed(source + i);
     if (i >= kChecksumSkipWords) sum += checksum_term(i - kChecksumSkipWords, copy[i]);
   }
-  const uint32_t num_prompt_tokens = smaller(
-      load_relaxed(&s->ring_requests[slot].num_prompt_tokens), s->prompt_stride_tokens);
+  const uint32_t num_prompt_tokens =
+      smaller(load_relaxed(&s->ring_requests[slot].num_prompt_tokens), s->prompt_stride_tokens);
   const uint32_t* prompt = prompt_of(s, slot);
   uint64_t bad_ids = 0;
   for (uint32_t i = team.id(); i < num_prompt_tokens; i += team.count()) {
@@ -80,19 +81,17 @@ BLINK_FUNCTION bool is_between(float value, float low, float high) {
 // Returns the BLINK_ERROR_* of a request whose checksum is right.
 BLINK_FUNCTION uint32_t check_request(const Scheduler* s, const blink_slot_request& request) {
   constexpr float kLargest = 3.402823466e38f;
-  const bool is_good = request.num_prompt_tokens >= 1 &&
-                       request.num_prompt_tokens < s->header->max_seqlen &&
-                       request.max_output_tokens >= 1 &&
-                       request.max_output_tokens <= s->ring_max_output_tokens &&
-                       request.num_stop_token_ids <= BLINK_MAX_STOP_TOKEN_IDS &&
-                       request.num_logit_bias <= BLINK_MAX_LOGIT_BIAS &&
-                       request.num_logprobs <= 1 + BLINK_MAX_TOP_LOGPROBS &&
-                       is_between(request.temperature, 0.0f, kLargest) &&
-                       is_between(request.top_p, 0.0f, 1.0f) &&
-                       is_between(request.min_p, 0.0f, 1.0f) &&
-                       is_between(request.presence_penalty, -kLargest, kLargest) &&
-                       is_between(request.frequency_penalty, -kLargest, kLargest) &&
-                       is_between(request.repetition_penalty, 0.0f, kLargest);
+  const bool is_good =
+      request.num_prompt_tokens >= 1 && request.num_prompt_tokens < s->header->max_seqlen &&
+      request.max_output_tokens >= 1 && request.max_output_tokens <= s->ring_max_output_tokens &&
+      request.num_stop_token_ids <= BLINK_MAX_STOP_TOKEN_IDS &&
+      request.num_logit_bias <= BLINK_MAX_LOGIT_BIAS &&
+      request.num_logprobs <= 1 + BLINK_MAX_TOP_LOGPROBS &&
+      is_between(request.temperature, 0.0f, kLargest) && is_between(request.top_p, 0.0f, 1.0f) &&
+      is_between(request.min_p, 0.0f, 1.0f) &&
+      is_between(request.presence_penalty, -kLargest, kLargest) &&
+      is_between(request.frequency_penalty, -kLargest, kLargest) &&
+      is_between(request.repetition_penalty, 0.0f, kLargest);
   if (!is_good) return BLINK_ERROR_BAD_REQUEST;
   if (request.num_prompt_tokens >= s->limits.max_seqlen) return BLINK_ERROR_OUT_OF_PAGES;
   return BLINK_ERROR_NONE;
@@ -123,7 +122,8 @@ BLINK_FUNCTION void take_over(Scheduler* s, uint32_t front_end, const Event& eve
   publish_ending(s, event.slot, BLINK_FINISH_NONE, BLINK_ERROR_NONE);
 }
 
-// Leader: the payload does not match its checksum yet. It may be on its way; after enough readings it fails.
+// Leader: the payload does not match its checksum yet. It may be on its way; after enough readings
+// it fails.
 BLINK_FUNCTION void read_again(Scheduler* s, uint32_t front_end, const Event& event) {
   SlotRecord& record = s->slots[event.slot];
   const uint32_t sequence = unpack_command(event.word).sequence;
@@ -150,8 +150,8 @@ BLINK_FUNCTION void judge_request(Scheduler* s, uint32_t front_end, const Event&
     return;
   }
   if (request.epoch != s->front_ends[front_end].epoch) {
-    // Either left over from an earlier life, or the front end attached after we last looked at its epoch.
-    // It stored the epoch before this request, so that looking again (acquire) tells.
+    // Either left over from an earlier life, or the front end attached after we last looked at its
+    // epoch. It stored the epoch before this request, so that looking again (acquire) tells.
     if (request.epoch == load_acquire(&s->ring_front_ends[front_end].epoch)) {
       s->front_ends[front_end].must_scan = 1;
     } else {

@@ -1,5 +1,5 @@
-// Commits the step that just finished: sampled ids become output records, ended requests give their lanes
-// back, what could not run fails.
+// Commits the step that just finished: sampled ids become output records, ended requests give their
+// lanes back, what could not run fails.
 #ifndef BLINK_DEVICE_COMMIT_CUH
 #define BLINK_DEVICE_COMMIT_CUH
 

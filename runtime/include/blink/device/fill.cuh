@@ -1,4 +1,5 @@
-// Fills the step's input buffers from its rows, and what lies past them with harmless padding (step.h).
+// Fills the step's input buffers from its rows, and what lies past them with harmless padding
+// (step.h).
 #ifndef BLINK_DEVICE_FILL_CUH
 #define BLINK_DEVICE_FILL_CUH
 

@@ -12,7 +12,8 @@ enum InitializeError : uint32_t {
   kInitializeRingTooSmall,    // ring_bytes is less than the header's
   kInitializeStateTooSmall,   // the scheduler's allocation
   kInitializeBuffersDiffer,   // step buffers and ring disagree on lanes or page size
-  kInitializeGraphsTooSmall,  // no graph takes a full batch, a full prefill step or the longest sequence
+  kInitializeGraphsTooSmall,  // no graph takes a full batch, a full prefill step or the longest
+                              // sequence
 };
 
 BLINK_FUNCTION const char* initialize_error_text(uint32_t error) {
@@ -110,16 +111,16 @@ BLINK_FUNCTION void point_into_ring(Scheduler* s, void* ring, const blink_step_b
   }
 }
 
-// Initializes the scheduler in `state`, which is 16-byte aligned. Returns an InitializeError. By the team.
+// Initializes the scheduler in `state`, which is 16-byte aligned. Returns an InitializeError. By
+// the team.
 template <typename Team>
 BLINK_FUNCTION uint32_t initialize_scheduler(void* state, uint64_t state_bytes, Team& team,
                                              void* ring, uint64_t ring_bytes,
                                              const blink_step_buffers& step,
                                              const GraphTable& graphs,
                                              uint32_t max_prefill_tokens) {
-  const uint32_t error =
-      check_initialization(static_cast<blink_ring_header*>(ring), ring_bytes, state_bytes, step,
-                           graphs, max_prefill_tokens);
+  const uint32_t error = check_initialization(static_cast<blink_ring_header*>(ring), ring_bytes,
+                                              state_bytes, step, graphs, max_prefill_tokens);
   if (error != kInitializeOk) return error;
   uint64_t* words = static_cast<uint64_t*>(state);
   const blink_ring_header* header = static_cast<const blink_ring_header*>(ring);

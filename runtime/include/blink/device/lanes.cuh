@@ -9,7 +9,8 @@
 
 namespace blink {
 
-// Whether a slot may be admitted now: a lane, the pages of its history, and one page for each running lane.
+// Whether a slot may be admitted now: a lane, the pages of its history, and one page for each
+// running lane.
 BLINK_FUNCTION bool fits(const Scheduler* s, uint32_t slot) {
   return s->num_free_lanes > 0 &&
          pages_of(s, history_tokens(s->slots[slot])) + s->num_running <= s->num_free_pages;
@@ -36,8 +37,8 @@ BLINK_FUNCTION void occupy_lane(Scheduler* s, uint32_t slot, uint32_t lane) {
   publish_status(s, slot);
 }
 
-// Gives a waiting or paused slot, which must fit, a lane and its pages; returns the lane. By the team.
-// A new one is younger than all that run, a paused one too: `running` stays sorted by age.
+// Gives a waiting or paused slot, which must fit, a lane and its pages; returns the lane. By the
+// team. A new one is younger than all that run, a paused one too: `running` stays sorted by age.
 template <typename Team>
 BLINK_RARE_FUNCTION uint32_t start_lane(Scheduler* s, Team& team, uint32_t slot) {
   const uint32_t lane = s->free_lanes[s->num_free_lanes - 1];
@@ -92,10 +93,11 @@ BLINK_FUNCTION void count_ending(Scheduler* s, uint32_t finish_reason) {
   }
 }
 
-// Ends a slot that waits, runs or is paused; `state` is decode_completed, failed or empty. By the team.
+// Ends a slot that waits, runs or is paused; `state` is decode_completed, failed or empty. By the
+// team.
 template <typename Team>
 BLINK_RARE_FUNCTION void end_request(Scheduler* s, Team& team, uint32_t slot, uint32_t state,
-                                uint32_t finish_reason, uint32_t error) {
+                                     uint32_t finish_reason, uint32_t error) {
   const uint32_t lane = s->slots[slot].lane;
   team.sync();
   if (lane != kNone) leave_lane(s, team, lane);

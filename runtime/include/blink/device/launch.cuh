@@ -1,4 +1,5 @@
-// The three placements on the GPU: who calls schedule(), and how the chosen graph is launched. GPU only.
+// The three placements on the GPU: who calls schedule(), and how the chosen graph is launched. GPU
+// only.
 //
 // chained: the last node of every graph runs the policy and tail-launches the next graph.
 // persistent: one block loops; it launches graphs fire-and-forget and polls the completion word.
@@ -21,13 +22,14 @@ constexpr uint64_t kStepDeadlineNs = 60000000000u;
 
 // In pinned host memory: what the host placement does next. Written by the GPU, turn last.
 struct HostMailbox {
-  uint64_t turn;        // of the last blink_scheduler_host_step; release, pairs with the host's acquire
-  uint32_t action;      // SchedulerAction
+  uint64_t turn;    // of the last blink_scheduler_host_step; release, pairs with the host's acquire
+  uint32_t action;  // SchedulerAction
   uint32_t action_key;  // key index of kActionLaunch
 };
 
-// Head of the device allocation; the Scheduler follows. Graph key k has execs[2k] and, for the persistent
-// placement, execs[2k + 1], used in turns: an exec can be launched again only once it has retired.
+// Head of the device allocation; the Scheduler follows. Graph key k has execs[2k] and, for the
+// persistent placement, execs[2k + 1], used in turns: an exec can be launched again only once it
+// has retired.
 struct DeviceScheduler {
   const uint64_t* execs;  // cudaGraphExec_t [2 * num_keys + 1]; the last one is the idle graph's
   HostMailbox* mailbox;
@@ -39,7 +41,8 @@ struct DeviceScheduler {
 };
 
 // Bytes of the allocation; points `scheduler` into it unless that is null.
-BLINK_FUNCTION constexpr uint64_t carve_device_scheduler(DeviceScheduler* device, uint32_t num_keys) {
+BLINK_FUNCTION constexpr uint64_t carve_device_scheduler(DeviceScheduler* device,
+                                                         uint32_t num_keys) {
   Carver carver{reinterpret_cast<unsigned char*>(device), 0};
   carver.take<DeviceScheduler>(1);
   uint8_t* exec_turns = carver.take<uint8_t>(num_keys);
@@ -82,8 +85,8 @@ __device__ inline void initialize_device_scheduler(
   }
 }
 
-// Leader: launches an exec of the table, or with `execs` null the graph that is running. The inputs that
-// all threads filled are ordered before it by the barrier and this fence.
+// Leader: launches an exec of the table, or with `execs` null the graph that is running. The inputs
+// that all threads filled are ordered before it by the barrier and this fence.
 __device__ inline uint32_t launch_exec(uint64_t exec, cudaStream_t mode) {
   __threadfence_system();
   return static_cast<uint32_t>(cudaGraphLaunch(reinterpret_cast<cudaGraphExec_t>(exec), mode));
@@ -93,8 +96,8 @@ __device__ inline void note_launch_error(DeviceScheduler* device, uint32_t resul
   if (result != 0) store_relaxed(&device->scheduler->header->launch_error, result);
 }
 
-// Tail-launches the graph of action_key, or the idle graph when there is nothing to run or the launch
-// fails; its requests fail then and the idle graph goes on with the others. By the team.
+// Tail-launches the graph of action_key, or the idle graph when there is nothing to run or the
+// launch fails; its requests fail then and the idle graph goes on with the others. By the team.
 __device__ inline void launch_next_chained(DeviceScheduler* device, BlockThreads& team) {
   Scheduler* s = device->scheduler;
   const uint64_t idle = device->execs[2 * device->num_keys];
@@ -176,7 +179,8 @@ __device__ inline void run_persistent(void* state, BlockThreads& team, uint32_t 
       fail_step(s, team, result);
     }
   }
-  // The window is used up: the tail launch starts once this graph and all that it launched are through.
+  // The window is used up: the tail launch starts once this graph and all that it launched are
+  // through.
   if (team.is_leader()) {
     note_launch_error(device, launch_exec(reinterpret_cast<uint64_t>(cudaGetCurrentGraphExec()),
                                           cudaStreamGraphTailLaunch));

@@ -1,8 +1,8 @@
 // Loads and stores of words that another processor reads or writes: the GPU, the host, or a NIC.
 //
-// All are at system scope. An acquire load pairs with the release store of the same word (abi.h names the
-// pairs): whatever the writer stored before it is seen after it. Relaxed accesses are single, untorn and
-// never served from a stale L1 line; they order nothing.
+// All are at system scope. An acquire load pairs with the release store of the same word (abi.h
+// names the pairs): whatever the writer stored before it is seen after it. Relaxed accesses are
+// single, untorn and never served from a stale L1 line; they order nothing.
 #ifndef BLINK_DEVICE_MEMORY_ORDER_CUH
 #define BLINK_DEVICE_MEMORY_ORDER_CUH
 

@@ -1,8 +1,10 @@
-// What the policy needs of the machine below it: function attributes and a team of cooperating threads.
+// What the policy needs of the machine below it: function attributes and a team of cooperating
+// threads.
 //
-// Every policy function is compiled twice from the same text: for the GPU, where one block runs it, and for
-// the host, where one thread does. A `Team` has: id(), count(), sync(), append(), exclusive_sum(), max().
-// Functions that take a team are called by all of its threads with equal arguments.
+// Every policy function is compiled twice from the same text: for the GPU, where one block runs it,
+// and for the host, where one thread does. A `Team` has: id(), count(), sync(), append(),
+// exclusive_sum(), max(). Functions that take a team are called by all of its threads with equal
+// arguments.
 #ifndef BLINK_DEVICE_PLATFORM_CUH
 #define BLINK_DEVICE_PLATFORM_CUH
 

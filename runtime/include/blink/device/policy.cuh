@@ -1,5 +1,5 @@
-// The scheduler's one policy: what happens between two steps. Every placement calls schedule() in turn
-// with whatever runs the chosen graph; all state is in Scheduler.
+// The scheduler's one policy: what happens between two steps. Every placement calls schedule() in
+// turn with whatever runs the chosen graph; all state is in Scheduler.
 #ifndef BLINK_DEVICE_POLICY_CUH
 #define BLINK_DEVICE_POLICY_CUH
 
@@ -20,12 +20,13 @@ BLINK_FUNCTION void announce_stop(Scheduler* s) {
   store_release(&s->header->stopped, 1u);
 }
 
-// Commits the finished step, if one was in flight, and sets `action` (and `action_key`): launch the graph
-// of that key, whose inputs are filled; poll again later; or stop. `now_ns` never goes back.
+// Commits the finished step, if one was in flight, and sets `action` (and `action_key`): launch the
+// graph of that key, whose inputs are filled; poll again later; or stop. `now_ns` never goes back.
 template <typename Team>
 BLINK_RARE_FUNCTION void schedule(Scheduler* s, Team& team, uint64_t now_ns) {
   commit_step(s, team, now_ns);
-  // Acquire: pairs with the owner's release. Every thread may see another value, so the leader decides.
+  // Acquire: pairs with the owner's release. Every thread may see another value, so the leader
+  // decides.
   team.sync();
   if (team.is_leader()) {
     s->action = load_acquire(&s->header->stop) != 0 ? kActionStop : kActionIdle;

@@ -1,7 +1,8 @@
 // Receives what the front ends wrote: new epochs, then abort, release and submit commands.
 //
-// All threads scan command words in parallel and collect the new ones as events, which are then sorted, so
-// that what follows does not depend on which thread found them first, and handled one by one by the team.
+// All threads scan command words in parallel and collect the new ones as events, which are then
+// sorted, so that what follows does not depend on which thread found them first, and handled one by
+// one by the team.
 #ifndef BLINK_DEVICE_RECEIVE_CUH
 #define BLINK_DEVICE_RECEIVE_CUH
 
@@ -80,7 +81,8 @@ BLINK_FUNCTION void scan_commands(Scheduler* s, Team& team, uint32_t front_end,
   const uint32_t end_slot = s->front_ends[front_end].end_slot;
   for (uint32_t slot = s->front_ends[front_end].first_slot + team.id(); slot < end_slot;
        slot += team.count()) {
-    // Acquire: pairs with the front end's release of the word; payload and submit number came before.
+    // Acquire: pairs with the front end's release of the word; payload and submit number came
+    // before.
     const uint64_t word = load_acquire(&s->ring_commands[slot].word);
     if (word == s->seen_commands[slot]) continue;
     const bool is_submit = unpack_command(word).command == BLINK_COMMAND_SUBMIT;
@@ -97,8 +99,9 @@ BLINK_RARE_FUNCTION void receive_commands(Scheduler* s, Team& team, uint32_t fro
   scan_commands(s, team, front_end, ~uint64_t{0});
   uint32_t num_events = s->num_events;
   if (num_events > 0 && s->events[num_events - 1].is_submit != 0) {
-    // The scan may have passed a slot before its submit came, and seen a later submit elsewhere. The second
-    // one sees all that came before the newest submit of the first: first come, first served.
+    // The scan may have passed a slot before its submit came, and seen a later submit elsewhere.
+    // The second one sees all that came before the newest submit of the first: first come, first
+    // served.
     scan_commands(s, team, front_end, s->events[num_events - 1].order);
     num_events = s->num_events;
   }
@@ -112,8 +115,8 @@ BLINK_RARE_FUNCTION void receive_commands(Scheduler* s, Team& team, uint32_t fro
   }
 }
 
-// Looks at every front end's line; scans the commands of those that wrote some, and of all from time to
-// time, so that a lost count cannot lose a request.
+// Looks at every front end's line; scans the commands of those that wrote some, and of all from
+// time to time, so that a lost count cannot lose a request.
 template <typename Team>
 BLINK_FUNCTION void receive(Scheduler* s, Team& team, uint64_t now_ns) {
   const uint32_t num_front_ends = s->limits.num_front_ends;
@@ -121,7 +124,8 @@ BLINK_FUNCTION void receive(Scheduler* s, Team& team, uint64_t now_ns) {
                       (s->num_running == 0 && now_ns - s->last_scan_ns >= kIdleRescanNs);
   for (uint32_t i = team.id(); i < num_front_ends; i += team.count()) {
     FrontEndRecord& front_end = s->front_ends[i];
-    // Acquire both: the front end stored them after the commands and before the requests they speak of.
+    // Acquire both: the front end stored them after the commands and before the requests they speak
+    // of.
     const uint64_t submit_count = load_acquire(&s->ring_front_ends[i].submit_count);
     front_end.ring_epoch = load_acquire(&s->ring_front_ends[i].epoch);
     if (submit_count != front_end.submit_count || is_due) front_end.must_scan = 1;

@@ -8,8 +8,8 @@ namespace blink {
 
 constexpr uint32_t kNanBits = 0x7FC00000u;  // logprob of a token that nobody asked it of
 
-// Publishes state and count. Release: pairs with the front end's acquire of the same word, after which it
-// reads the records, finish_reason and error stored before.
+// Publishes state and count. Release: pairs with the front end's acquire of the same word, after
+// which it reads the records, finish_reason and error stored before.
 BLINK_FUNCTION void publish_status(Scheduler* s, uint32_t slot) {
   const SlotRecord& record = s->slots[slot];
   store_release(&s->ring_statuses[slot].word,
@@ -42,7 +42,8 @@ BLINK_FUNCTION void write_output_record(Scheduler* s, uint32_t slot, uint32_t in
       s->step.sampled_logprobs == nullptr ? 0 : s->requests[slot].num_logprobs;
   const float* sampled = s->step.sampled_logprobs + row * (1 + 2 * BLINK_MAX_TOP_LOGPROBS);
   store_relaxed(&record->token_id, token_id);
-  store_relaxed(&record->logprob, num_logprobs > 0 ? sampled[0] : __builtin_bit_cast(float, kNanBits));
+  store_relaxed(&record->logprob,
+                num_logprobs > 0 ? sampled[0] : __builtin_bit_cast(float, kNanBits));
   if (s->output_record_bytes < sizeof(blink_output_record)) return;
   const uint32_t num_top = num_logprobs > 0 ? num_logprobs - 1 : 0;
   store_relaxed(&record->num_top, num_top);
@@ -52,15 +53,15 @@ BLINK_FUNCTION void write_output_record(Scheduler* s, uint32_t slot, uint32_t in
   }
 }
 
-// The token at `position` of the slot's prompt and output. Ids past the vocabulary cannot pass the check
-// on submit; should the front end overwrite its prompt later, the clamp keeps the embedding look-up inside.
+// The token at `position` of the slot's prompt and output. Ids past the vocabulary cannot pass the
+// check on submit; should the front end overwrite its prompt later, the clamp keeps the embedding
+// look-up inside.
 BLINK_FUNCTION uint32_t history_token(const Scheduler* s, uint32_t slot, uint32_t position) {
   const uint32_t num_prompt_tokens = s->slots[slot].num_prompt_tokens;
-  const uint32_t token_id =
-      position < num_prompt_tokens
-          ? load_relaxed(prompt_of(s, slot) + position)
-          : load_relaxed(reinterpret_cast<const uint32_t*>(
-                output_record(s, slot, position - num_prompt_tokens)));
+  const uint32_t token_id = position < num_prompt_tokens
+                                ? load_relaxed(prompt_of(s, slot) + position)
+                                : load_relaxed(reinterpret_cast<const uint32_t*>(
+                                      output_record(s, slot, position - num_prompt_tokens)));
   return smaller(token_id, s->limits.vocab_size - 1);
 }
 

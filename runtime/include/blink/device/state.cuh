@@ -1,7 +1,7 @@
 // The scheduler's whole state: one allocation in device memory, so that a relaunch loses nothing.
 //
-// Scheduler is its head; the arrays behind its pointers follow in the same allocation. Nobody but the
-// scheduler's own team reads or writes it, so its words need no order.
+// Scheduler is its head; the arrays behind its pointers follow in the same allocation. Nobody but
+// the scheduler's own team reads or writes it, so its words need no order.
 #ifndef BLINK_DEVICE_STATE_CUH
 #define BLINK_DEVICE_STATE_CUH
 
@@ -13,11 +13,11 @@
 namespace blink {
 
 constexpr uint32_t kNone = 0xFFFFFFFFu;
-constexpr uint32_t kMaxChecksumReadings = 4;            // the first and three more
-constexpr uint32_t kRescanSteps = 64;                   // steps between scans of all slots
-constexpr uint64_t kIdleRescanNs = 1000000;             // the same when idle
-constexpr uint64_t kStepWindowNs = 30000000000u;        // half of the minute of longest_step_ns
-constexpr uint32_t kErrorIncompleteStep = 999;          // cudaErrorUnknown: the graph ran but left no completion
+constexpr uint32_t kMaxChecksumReadings = 4;      // the first and three more
+constexpr uint32_t kRescanSteps = 64;             // steps between scans of all slots
+constexpr uint64_t kIdleRescanNs = 1000000;       // the same when idle
+constexpr uint64_t kStepWindowNs = 30000000000u;  // half of the minute of longest_step_ns
+constexpr uint32_t kErrorIncompleteStep = 999;    // cudaErrorUnknown: the graph left no completion
 constexpr uint32_t kNumCounterWords = sizeof(blink_counters) / 8;
 
 // A captured graph. Index in GraphTable.keys is the key_index of step.h and of traces.
@@ -27,9 +27,10 @@ struct GraphKey {
   uint32_t seqlen;  // prefill: tokens of the step; decode: longest KV length
 };
 
-// Look-up of one kind: lut[batch * num_seqlen_buckets + seqlen_bucket_index[ceil(seqlen / granule)]].
+// Look-up of one kind: row `batch` of lut, column seqlen_bucket_index[ceil(seqlen /
+// granule_tokens)].
 struct GraphGrid {
-  const uint16_t* lut;                  // [max_batch + 1][num_seqlen_buckets] key index | kOffCacheBit
+  const uint16_t* lut;  // [max_batch + 1][num_seqlen_buckets] key index | kOffCacheBit
   const uint16_t* seqlen_bucket_index;  // [num_granules]
   uint32_t num_seqlen_buckets;
   uint32_t granule_tokens;
@@ -57,7 +58,7 @@ struct Limits {
   uint32_t max_prefill_tokens;  // of one step
   uint32_t max_prefill_batch;   // of one step
   uint32_t page_size_tokens;
-  uint32_t num_kv_pages;        // usable; physical pages are 1..num_kv_pages, 0 is the sink
+  uint32_t num_kv_pages;  // usable; physical pages are 1..num_kv_pages, 0 is the sink
   uint32_t max_pages_per_lane;
   uint32_t vocab_size;
 };
@@ -85,11 +86,11 @@ struct SlotRecord {
   uint32_t next;               // waiting queue of the front end, by submit number
   uint32_t previous;
   uint32_t front_end;
-  uint32_t num_readings;       // of the payload, while its checksum disagrees
-  uint32_t reading_sequence;   // the sequence that num_readings belongs to
-  uint32_t was_admitted;       // it has had a lane
+  uint32_t num_readings;      // of the payload, while its checksum disagrees
+  uint32_t reading_sequence;  // the sequence that num_readings belongs to
+  uint32_t reserved0;
   uint64_t submit_number;
-  uint64_t admit_number;       // age: order of first admission over all front ends
+  uint64_t admit_number;  // age: order of first admission over all front ends
 };
 
 struct FrontEndRecord {
@@ -147,18 +148,18 @@ struct Scheduler {
   GraphTable graphs;
   Limits limits;
 
-  Lane* lanes;                  // [max_batch]
-  SlotRecord* slots;            // [num_slots]
-  blink_slot_request* requests; // [num_slots] verified copies
-  uint64_t* seen_commands;      // [num_slots] command words already acted upon
-  Event* events;                // [power of two >= num_slots]
-  StepRow* rows;                // [max_batch]
-  uint32_t* free_pages;         // [num_kv_pages] stack
-  uint32_t* free_lanes;         // [max_batch] stack
-  uint32_t* running;            // [max_batch] lanes, oldest first
-  uint32_t* paused;             // [max_batch] slots, youngest first: a stack
+  Lane* lanes;                   // [max_batch]
+  SlotRecord* slots;             // [num_slots]
+  blink_slot_request* requests;  // [num_slots] verified copies
+  uint64_t* seen_commands;       // [num_slots] command words already acted upon
+  Event* events;                 // [power of two >= num_slots]
+  StepRow* rows;                 // [max_batch]
+  uint32_t* free_pages;          // [num_kv_pages] stack
+  uint32_t* free_lanes;          // [max_batch] stack
+  uint32_t* running;             // [max_batch] lanes, oldest first
+  uint32_t* paused;              // [max_batch] slots, youngest first: a stack
   FrontEndRecord front_ends[BLINK_MAX_FRONT_ENDS];
-  blink_counters counters;      // published every step
+  blink_counters counters;  // published every step
 
   // what to do next: the outcome of schedule()
   uint32_t action;      // SchedulerAction
@@ -169,7 +170,7 @@ struct Scheduler {
   uint32_t num_running;
   uint32_t num_prefilling;  // of the running ones, those whose prompt is not in the cache yet
   uint32_t num_paused;
-  uint32_t num_waiting;     // pending ones, paused ones not counted
+  uint32_t num_waiting;  // pending ones, paused ones not counted
   uint32_t num_events;
   uint32_t next_front_end;  // whose turn it is to be admitted from
   uint64_t next_admit_number;
@@ -182,9 +183,9 @@ struct Scheduler {
   uint64_t launch_number;
   uint64_t step_start_ns;
   uint32_t step_off_cache;
-  uint32_t step_num_prefilled;     // rows whose last chunk it was
+  uint32_t step_num_prefilled;  // rows whose last chunk it was
   uint32_t last_step_was_prefill;
-  uint32_t num_prefills_waited;    // prefill steps since the last decode, while lanes were decoding
+  uint32_t num_prefills_waited;  // prefill steps since the last decode, while lanes were decoding
 
   uint64_t heartbeat;
   uint64_t num_traces;

@@ -1,4 +1,5 @@
-// What the outside may watch: counters, heartbeat, the longest step, and one trace record for each step.
+// What the outside may watch: counters, heartbeat, the longest step, and one trace record for each
+// step.
 #ifndef BLINK_DEVICE_STATISTICS_CUH
 #define BLINK_DEVICE_STATISTICS_CUH
 
@@ -48,8 +49,8 @@ BLINK_FUNCTION void write_trace(Scheduler* s, uint64_t now_ns) {
   store_relaxed(&record->requests_waiting, s->num_waiting + s->num_paused);
   store_relaxed(&record->pages_free, s->num_free_pages);
   ++s->num_traces;
-  // Release: pairs with the reader's acquire; the record is there before the count says so. A reader that
-  // falls a whole ring behind sees it by reading the count again afterwards.
+  // Release: pairs with the reader's acquire; the record is there before the count says so. A
+  // reader that falls a whole ring behind sees it by reading the count again afterwards.
   store_release(&s->header->trace_count, s->num_traces);
 }
 

@@ -1,8 +1,8 @@
 // Who comes next: a queue of pending slots for each front end, and the stack of paused ones.
 //
-// A queue is a doubly linked list by submit number. Commands arrive nearly in order, so that an insertion
-// from the tail takes a step or two; an abort unlinks from anywhere. Called by the leader alone, but for
-// the look-ups, which change nothing.
+// A queue is a doubly linked list by submit number. Commands arrive nearly in order, so that an
+// insertion from the tail takes a step or two; an abort unlinks from anywhere. Called by the leader
+// alone, but for the look-ups, which change nothing.
 #ifndef BLINK_DEVICE_WAITING_CUH
 #define BLINK_DEVICE_WAITING_CUH
 
@@ -35,7 +35,8 @@ BLINK_FUNCTION void remove_waiting(Scheduler* s, uint32_t slot) {
   --s->num_waiting;
 }
 
-// Pauses come youngest first and running lanes are older than paused ones, so the top is the oldest.
+// Pauses come youngest first and running lanes are older than paused ones, so the top is the
+// oldest.
 BLINK_FUNCTION void push_paused(Scheduler* s, uint32_t slot) { s->paused[s->num_paused++] = slot; }
 
 BLINK_FUNCTION void remove_paused(Scheduler* s, uint32_t slot) {
@@ -45,8 +46,8 @@ BLINK_FUNCTION void remove_paused(Scheduler* s, uint32_t slot) {
   for (; place < s->num_paused; ++place) s->paused[place] = s->paused[place + 1];
 }
 
-// Returns the slot that gets the next lane: the oldest paused one, else the head of the next front end's
-// queue, in turns; kNone when nobody waits.
+// Returns the slot that gets the next lane: the oldest paused one, else the head of the next front
+// end's queue, in turns; kNone when nobody waits.
 BLINK_FUNCTION uint32_t next_candidate(const Scheduler* s) {
   if (s->num_paused > 0) return s->paused[s->num_paused - 1];
   if (s->num_waiting == 0) return kNone;
