@@ -41,13 +41,14 @@ def compile_model(
         BlinkError: a stage cannot go on and says what it needs. Stages before it are kept.
     """
     progress = progress or Progress(quiet=True)
+    read_options = stages.read_options(config)  # a model that is not there leaves no folder behind
     with BuildFolder(build_path) as build:
         run = _Run(config, build, WeightFiles(build, weights_from), progress)
         build.write_json("build.json", stages.build_facts(config, FORMAT_VERSION))
         run.stage(
             "read",
             "reading the model",
-            options=stages.read_options(config),
+            options=read_options,
             make=lambda folder: stages.read_model(config, build, folder, run.files),
         )
         run.stage(

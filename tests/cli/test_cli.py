@@ -1,0 +1,154 @@
+"""The command line: heavy packages stay out until needed; errors come without traceback."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from blinkc import model_facts
+from blinkc.cli import EXIT_USER_ERROR, main
+from blinkc.config import CompileConfig, bytes_from_text
+from blinkc.errors import BlinkError
+from blinkc.model_facts import ModelFacts
+from tests.bundle.small_bundle import write_small_bundle
+from tests.capture.test_plan import LLAMA_8B, LLAMA_8B_BYTES
+
+# What may not be there where bundles are only served, and costs seconds where it is.
+BLOCKED = (
+    "torch", "onnx", "onnxruntime", "onnx_graphsurgeon", "onnxscript", "transformers", "cuda",
+    "tensorrt", "numpy", "polygraphy", "safetensors", "tokenizers", "rich", "huggingface_hub",
+)  # fmt: skip
+
+_BLOCKER = f"""
+import sys
+
+class Blocker:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {BLOCKED!r}:
+            raise ImportError(f"{{name}} is blocked by the test")
+
+sys.meta_path.insert(0, Blocker())
+"""
+
+
+def run_blocked(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run Python with every heavy package missing."""
+    return subprocess.run(
+        [sys.executable, "-c", _BLOCKER + program, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["compile", "--help"], ["plan", "--help"], ["--version"]]
+)
+def test_help_needs_no_heavy_package(arguments: list[str]) -> None:
+    result = run_blocked("from blinkc.cli import main\nmain()", *arguments)
+    assert result.returncode == 0, result.stderr
+    assert "blinkc" in result.stdout or "Usage" in result.stdout
+
+
+def test_bundles_are_inspected_and_verified_without_heavy_packages(tmp_path: Path) -> None:
+    write_small_bundle(tmp_path / "b")
+    result = run_blocked("from blinkc.cli import main\nmain()", "verify", str(tmp_path / "b"))
+    assert result.returncode == 0, result.stderr
+    result = run_blocked("from blinkc.cli import main\nmain()", "inspect", str(tmp_path / "b"))
+    assert "LlamaForCausalLM" in result.stdout
+    program = (
+        "import sys, pathlib\nfrom blinkc.bundle.reader import open_bundle\n"
+        "with open_bundle(pathlib.Path(sys.argv[1])) as b, b.weights() as w:\n"
+        "    print(len(w.addresses))"
+    )
+    assert run_blocked(program, str(tmp_path / "b")).stdout.strip() == "3"
+
+
+def invoke(*arguments: str) -> tuple[int, str]:
+    result = CliRunner().invoke(main, list(arguments))
+    assert result.exception is None or isinstance(result.exception, SystemExit)
+    return result.exit_code, result.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["compile", "/nowhere", "-o", "x"], "neither a file, a folder nor"),
+        (["compile", "m", "--shapes", "decode:1..8"], "^"),
+        (["compile", "m", "--target", "tpu"], "--target tpu is unknown"),
+        (["compile", "m", "--dtype", "bf16"], "computes in fp32"),
+        (["compile", "m", "--engine", "tensorrt"], "does not run on the cpu target"),
+        (["compile", "m", "--max-batch", "0"], "--max-batch is 0"),
+        (["plan", "m", "--memory-budget", "lots"], "no memory size"),
+        (["verify", "/nowhere"], "does not exist"),
+        (["bundle", "/nowhere", "-o", "x"], "is not a build"),
+    ],
+)
+def test_user_errors_have_no_traceback(arguments: list[str], words: str) -> None:
+    code, output = invoke(*arguments)
+    assert code == EXIT_USER_ERROR
+    assert words in output
+    assert output.startswith("blinkc: ")
+    assert "Traceback" not in output
+
+
+@pytest.fixture
+def _llama(monkeypatch: pytest.MonkeyPatch) -> None:
+    def facts(config: CompileConfig) -> ModelFacts:
+        return ModelFacts(spec=LLAMA_8B, num_weight_bytes=LLAMA_8B_BYTES)
+
+    monkeypatch.setattr(model_facts, "facts_from_model", facts)
+
+
+@pytest.mark.usefixtures("_llama")
+def test_plan_prints_sums_and_grids() -> None:
+    code, output = invoke("plan", "llama", "--target", "sm_90")
+    assert code == 0
+    for words in ("weights", "15316.5 MiB", "KV pages", "ring", "budget", "\u25a0", "33 segment"):
+        assert words in output
+
+
+@pytest.mark.usefixtures("_llama")
+def test_plan_as_json_adds_up() -> None:
+    code, output = invoke("plan", "llama", "--target", "sm_90", "--json")
+    assert code == 0
+    data: dict[str, Any] = json.loads(output)
+    memory = data["memory"]
+    parts = [v for k, v in memory.items() if k not in ("total_bytes", "budget_bytes")]
+    assert sum(parts) == memory["total_bytes"] <= memory["budget_bytes"]
+    assert 650 <= len(data["keys"]) <= 1000
+
+
+@pytest.mark.usefixtures("_llama")
+def test_model_too_large_is_said_before_any_work() -> None:
+    code, output = invoke("plan", "llama", "--target", "sm_90", "--memory-budget", "12g")
+    assert code == EXIT_USER_ERROR
+    assert "too large" in output and "12.000 GiB" in output
+
+
+def test_inspect_as_json_leaves_the_weight_table_out(tmp_path: Path) -> None:
+    write_small_bundle(tmp_path / "b")
+    code, output = invoke("inspect", str(tmp_path / "b"), "--json")
+    data = json.loads(output)
+    assert code == 0 and data["num_weights"] == 3 and "weights" not in data
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("80g", 80 << 30), ("1.5GiB", 3 << 29), ("512 MB", 512 << 20), ("4096", 4096), ("2k", 2048)],
+)
+def test_memory_sizes(text: str, size: int) -> None:
+    assert bytes_from_text(text) == size
+
+
+def test_memory_size_that_is_none() -> None:
+    for text in ("", "g", "-1g", "1x", "1e9"):
+        with pytest.raises(BlinkError):
+            bytes_from_text(text)

@@ -1,0 +1,188 @@
+"""The build folder: killed runs resume, unchanged stages stay, half an artifact never counts."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from blinkc import pipeline, stages
+from blinkc.artifacts import WeightFiles
+from blinkc.build_folder import BuildFolder
+from blinkc.config import STAGES, CompileConfig
+from blinkc.errors import BlinkError
+from tests.cli import fake_stages
+from tests.cli.fake_stages import config_for, make_model
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return make_model(tmp_path / "model")
+
+
+@pytest.fixture(autouse=True)
+def _use_fake_stages(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, function in fake_stages.fake_stages().items():
+        monkeypatch.setattr(stages, name, function)
+
+
+def run(config: CompileConfig, build: Path) -> dict[str, bool]:
+    """Compile; return for each stage whether its artifact was kept."""
+    return {o.stage: o.cached for o in pipeline.compile_model(config, build)}
+
+
+def content(build: Path) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(build)): path.read_bytes()
+        for path in build.rglob("*")
+        if path.is_file() and path.name != ".lock"
+    }
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_killed_run_resumes_where_it_stopped(stage: str, model: Path, tmp_path: Path) -> None:
+    build = tmp_path / "build"
+    command = [sys.executable, "-m", "tests.cli.fake_stages", str(model), str(build), stage]
+    killed = subprocess.run(command, cwd=ROOT, timeout=120, check=False)
+    assert killed.returncode == -signal.SIGKILL
+    assert not (build / stage).exists()
+    assert list(build.glob(".new-*"))
+    outcome = run(config_for(model), build)
+    position = STAGES.index(stage)
+    assert [outcome[name] for name in STAGES] == [number < position for number in range(5)]
+    assert not list(build.glob(".new-*"))
+
+    run(config_for(model), tmp_path / "at_once")
+    assert content(build) == content(tmp_path / "at_once")
+
+
+def test_second_run_does_nothing(model: Path, tmp_path: Path) -> None:
+    assert not any(run(config_for(model), tmp_path / "build").values())
+    assert all(run(config_for(model), tmp_path / "build").values())
+
+
+def test_option_reruns_only_the_stages_that_follow_from_it(model: Path, tmp_path: Path) -> None:
+    build = tmp_path / "build"
+    run(config_for(model), build)
+    outcome = run(config_for(model, num_slots=8), build)
+    assert outcome == {
+        "read": True, "segment": True, "engine": True, "capture": False,
+        "codegen": True,  # the fake plan came out equal
+    }  # fmt: skip
+    (model / "tokenizer.json").write_text('{"changed": 1}')
+    assert run(config_for(model, num_slots=8), build)["read"] is False
+
+
+def test_tool_of_another_version_reruns_its_stage(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build = tmp_path / "build"
+    run(config_for(model), build)
+    versions = pipeline.tool_versions
+
+    def newer(names: Any) -> dict[str, str]:
+        return {**versions(names), **({"torch": "99"} if "torch" in names else {})}
+
+    monkeypatch.setattr(pipeline, "tool_versions", newer)
+    assert run(config_for(model), build)["read"] is False
+
+
+def test_build_goes_on_on_a_machine_without_the_tools(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(config_for(model), tmp_path / "build")
+    shutil.copytree(tmp_path / "build", tmp_path / "elsewhere" / "b", symlinks=True)
+    shutil.rmtree(tmp_path / "build")
+    monkeypatch.setattr(pipeline, "tool_versions", lambda names: {})
+    assert all(run(config_for(model), tmp_path / "elsewhere" / "b").values())
+
+
+@pytest.mark.parametrize("damage", ["flip", "remove", "record"])
+def test_damaged_artifact_is_made_again(damage: str, model: Path, tmp_path: Path) -> None:
+    build = tmp_path / "build"
+    run(config_for(model), build)
+    before = content(build)
+    path = build / "segment" / ("stage.json" if damage == "record" else "first.txt")
+    if damage == "remove":
+        path.unlink()
+    else:
+        path.write_bytes(b"x" + path.read_bytes()[1:])
+    outcome = run(config_for(model), build)
+    assert outcome["read"] and not outcome["segment"]
+    assert content(build) == before
+
+
+def test_until_stops_and_a_later_run_goes_on(model: Path, tmp_path: Path) -> None:
+    config = CompileConfig(model=str(model), until="segment")
+    assert list(run(config, tmp_path / "build")) == ["read", "segment"]
+    assert not (tmp_path / "build" / "capture").exists()
+    assert run(config_for(model), tmp_path / "build")["segment"] is True
+
+
+def test_debug_dir_gets_every_artifact_in_order(model: Path, tmp_path: Path) -> None:
+    config = CompileConfig(model=str(model), debug_dir=tmp_path / "debug")
+    run(config, tmp_path / "build")
+    names = sorted(path.name for path in (tmp_path / "debug").iterdir())
+    assert names == ["1_read", "2_segment", "3_engine", "4_capture", "5_codegen"]
+
+
+def test_stage_that_fails_leaves_the_old_artifact(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build = tmp_path / "build"
+    run(config_for(model), build)
+    before = content(build / "capture")
+
+    def fail(*_: Any) -> None:
+        raise BlinkError("no")
+
+    monkeypatch.setattr(stages, "plan_graphs", fail)
+    with pytest.raises(BlinkError, match="no"):
+        run(config_for(model, num_slots=8), build)
+    assert content(build / "capture") == before
+    assert not list(build.glob(".new-*"))
+
+
+def test_two_compiles_in_one_build_are_refused(model: Path, tmp_path: Path) -> None:
+    with BuildFolder(tmp_path / "build"), pytest.raises(BlinkError, match="another blinkc"):
+        run(config_for(model), tmp_path / "build")
+
+
+def test_model_that_is_not_there_leaves_no_folder(tmp_path: Path) -> None:
+    with pytest.raises(BlinkError):
+        run(config_for(tmp_path / "nothing"), tmp_path / "build")
+    assert not (tmp_path / "build").exists()
+
+
+def test_folder_that_is_something_else_is_left_alone(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "letter.txt").write_text("dear")
+    with pytest.raises(BlinkError, match="not a build"):
+        run(config_for(model), tmp_path / "home")
+    assert os.listdir(tmp_path / "home") == ["letter.txt"]
+
+
+def test_moved_weights_are_found_by_content(tmp_path: Path) -> None:
+    weights = tmp_path / "a" / "model.safetensors"
+    weights.parent.mkdir()
+    weights.write_bytes(b"weights")
+    with BuildFolder(tmp_path / "build") as build:
+        digest = WeightFiles(build).add(weights)
+        assert WeightFiles(build).path(digest) == weights
+        moved = tmp_path / "b"
+        weights.parent.rename(moved)
+        with pytest.raises(BlinkError, match="missing or have changed"):
+            WeightFiles(build).path(digest)
+        assert WeightFiles(build, [moved]).path(digest) == moved / weights.name
+        assert WeightFiles(build).path(digest) == moved / weights.name  # and remembered
+        (moved / weights.name).write_bytes(b"WEIGHTS")
+        with pytest.raises(BlinkError, match="missing or have changed"):
+            WeightFiles(build, [moved]).path(digest)
