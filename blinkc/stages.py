@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import platform
 import shutil
+import tempfile
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -201,7 +202,7 @@ def generate_code(
         (folder / "launches.json").write_text(json.dumps(model.launches, indent=1))
         kernels = {"kernels.cu": model.source}
         (folder / "scheduler.cubin").write_bytes(compile_cuda(sources, config.architecture))
-        (folder / "kernels.cubin").write_bytes(compile_cuda(kernels, config.architecture))
+        (folder / "kernels.cubin").write_bytes(compile_cuda(kernels, config.architecture, flags=KERNEL_FLAGS))
         sources |= kernels
     else:
         from blinkc.codegen.compile_cpu import compile_cpu
@@ -214,5 +215,20 @@ def generate_code(
 
 
 def check_segments(config: CompileConfig, build: BuildFolder, files: WeightFiles) -> None:
-    """Compare the segments with onnxruntime on random inputs."""
-    raise BlinkError("--check is not there yet")
+    """Compare the segments, as the `cpu` engine runs them, with onnxruntime on random inputs.
+
+    Raises:
+        BlinkError: an output differs, or the engine cannot run on this machine.
+    """
+    from blinkc.engine.check_segments import check_segments as compare_segments
+    from blinkc.engine.cpu_segments import CpuSegments
+
+    if config.resolved_engine != "cpu":
+        raise BlinkError(
+            f"--check runs segments here, engine {config.resolved_engine} runs on a GPU",
+            hint="check the same model with --target cpu",
+        )
+    segmented = load_segmented(build.stage_folder("segment"), files)
+    with tempfile.TemporaryDirectory(prefix="blinkc-check-") as folder:
+        runner = CpuSegments(segmented.segments, Path(folder) / "segments.so")
+        compare_segments(segmented, runner)

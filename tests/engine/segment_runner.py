@@ -16,7 +16,7 @@ from blinkc.engine.lower_segment import lower_segment
 from blinkc.engine.program import Program
 from blinkc.engine.render_cpu import (
     SegmentsContext,
-    _segment_text,
+    segment_text,
     member_names,
     packed_member,
     weight_uses,
@@ -105,7 +105,7 @@ def build_library(segments: list[Segment], folder: Path) -> SegmentLibrary:
         version="test",
         model_name="test",
         num_weights=0,
-        segments=tuple(_segment_text(programs[s.name], s.digest) for s in segments),
+        segments=tuple(segment_text(programs[s.name], s.digest) for s in segments),
         calls=(),
         packed=((0, 1, 1, 1, False),),
         caches=((1, 8),),
