@@ -1,0 +1,41 @@
+"""The commands of the examples' READMEs run as they are written, in order."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+READMES = sorted((ROOT / "examples").glob("*/README.md"))
+BLOCK = re.compile(r"^\s*```\n(.*?)^\s*```$", re.MULTILINE | re.DOTALL)
+
+
+def commands(readme: Path) -> list[str]:
+    """Return the lines of the code blocks without a language."""
+    blocks = BLOCK.findall(readme.read_text(encoding="utf-8"))
+    return [line.strip() for block in blocks for line in block.splitlines() if line.strip()]
+
+
+@pytest.mark.parametrize("readme", READMES, ids=lambda path: path.parent.name)
+def test_commands_run(readme: Path) -> None:
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    lines = commands(readme)
+    assert len(lines) > 3
+    for line in lines:
+        result = subprocess.run(
+            line,
+            shell=True,
+            cwd=ROOT,
+            env={**os.environ, "PATH": path},
+            capture_output=True,
+            text=True,
+            timeout=560,
+        )
+        assert result.returncode == 0, f"{line}\n{result.stdout}\n{result.stderr}"
+        if "ask.py" in line:
+            assert "Paris" in result.stdout
