@@ -39,6 +39,9 @@ TOOLS: dict[str, tuple[str, ...]] = {
     "codegen": ("jinja2", "c++"),
 }
 
+# The kernels' headers have plain constexpr functions, for the host's tests too.
+KERNEL_FLAGS = ("-default-device",)
+
 
 def build_facts(config: CompileConfig, format_version: int) -> dict[str, Any]:
     """Return what `blinkc bundle` needs to know about a build besides the artifacts."""
@@ -202,7 +205,9 @@ def generate_code(
         (folder / "launches.json").write_text(json.dumps(model.launches, indent=1))
         kernels = {"kernels.cu": model.source}
         (folder / "scheduler.cubin").write_bytes(compile_cuda(sources, config.architecture))
-        (folder / "kernels.cubin").write_bytes(compile_cuda(kernels, config.architecture, flags=KERNEL_FLAGS))
+        (folder / "kernels.cubin").write_bytes(
+            compile_cuda(kernels, config.architecture, flags=KERNEL_FLAGS)
+        )
         sources |= kernels
     else:
         from blinkc.codegen.compile_cpu import compile_cpu
