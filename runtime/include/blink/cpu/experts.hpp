@@ -88,26 +88,20 @@ inline void group_by_expert(const ExpertsArgs& a, ExpertsScratch& s) {
   s.begin[0] = 0;
 }
 
-// One product for every expert that has rows: a phase over (expert, chunk of panels).
+// One product for every expert that has rows: a phase over (expert, chunk of strips).
 inline void grouped_gemm(Worker& worker, const ExpertsArgs& a, const ExpertsScratch& s,
                          const PackedWeight* weights, const float* x, float* out) {
-  const uint32_t panels = weights[0].num_panels();
-  const uint32_t size = std::min(panels, 8u);
-  const uint32_t across = (panels + size - 1) / size;
+  const uint32_t strips = weights[0].num_strips();
+  const uint32_t size = std::min(strips, 24u);
+  const uint32_t across = (strips + size - 1) / size;
   worker.phase(a.num_experts * across, [&](uint32_t chunk) {
     const uint32_t expert = chunk / across;
     const uint32_t rows = s.begin[expert + 1] - s.begin[expert];
     if (rows == 0) return;
-    const uint32_t panel = chunk % across * size;
-    const uint32_t end = std::min(panels, panel + size);
+    const uint32_t strip = chunk % across * size;
     const PackedWeight& w = weights[expert];
-    const float* from = x + size_t{s.begin[expert]} * w.k;
-    float* to = out + size_t{s.begin[expert]} * w.n;
-    if (w.half) {
-      gemm_panels<uint16_t>({&w, from, w.k, to, w.n, nullptr}, 0, rows, panel, end);
-    } else {
-      gemm_panels<float>({&w, from, w.k, to, w.n, nullptr}, 0, rows, panel, end);
-    }
+    const GemmArgs g{w, x + size_t{s.begin[expert]} * w.k, out + size_t{s.begin[expert]} * w.n, nullptr};
+    gemm_strips(g, 0, rows, strip, std::min(strips, strip + size));
   });
 }
 

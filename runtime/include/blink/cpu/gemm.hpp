@@ -1,10 +1,10 @@
 // Matrix products with packed weights: out[rows, n] = x[rows, k] * W[n, k]^T (+ bias).
 //
-// A weight is packed once, at start, into panels of 16 columns: panel p holds W[16 p + j][i] at [i][j], so the
-// product streams it in one direction. Every output element is one chain of fused multiply-adds over
-// i = 0 .. k-1, whatever the number of rows and however the work is cut: results are bitwise the same alone and
-// in a batch. A weight whose numbers are all exact in bfloat16 (checkpoints often are) is packed in 16 bits,
-// which halves the memory traffic and changes no result.
+// A weight is packed once, at start, into strips of 8 columns, each in order of k, so that the product streams
+// it in one direction. Every output element is one chain of fused multiply-adds over i = 0 .. k-1, whatever the
+// number of rows and however the work is cut: results are bitwise the same alone and in a batch. A weight whose
+// numbers are all exact in bfloat16 (checkpoints often are) is packed in 16 bits, which halves the memory
+// traffic and changes no result. DESIGN.md beside this file says why tiles have the shapes they have.
 #pragma once
 
 #include <algorithm>
@@ -36,11 +36,10 @@ inline Vector8 load8(const float* p) {
 
 inline void store8(float* p, Vector8 v) { std::memcpy(p, &v, sizeof(v)); }
 
-inline Vector8 load8(const uint16_t* p) {
-  VectorH8 h;
-  std::memcpy(&h, p, sizeof(h));
-  const VectorU8 wide = __builtin_convertvector(h, VectorU8) << 16;
-  return std::bit_cast<Vector8>(wide);
+inline VectorU8 load_words(const uint32_t* p) {
+  VectorU8 v;
+  std::memcpy(&v, p, sizeof(v));
+  return v;
 }
 
 // One rounding everywhere: a separate multiply and add would make results depend on the compiler's mood.
@@ -55,10 +54,15 @@ inline Vector8 fma8(Vector8 a, Vector8 b, Vector8 c) {
 #endif
 }
 
-constexpr uint32_t kPanelColumns = 16;
-constexpr uint32_t kBlockK = 1024;       // k of a block: a panel's block stays in the second-level cache
-constexpr uint32_t kMaxTileRows = 6;     // 12 accumulators of the 16 vector registers
-constexpr size_t kAlignment = 64;        // bytes
+constexpr uint32_t kStripColumns = 8;
+constexpr uint32_t kStreamStrips = 8;   // side by side for one row: hides the latency of the chains
+constexpr uint32_t kMaxTileRows = 6;    // times 2 strips: 12 accumulators of 16 vector registers
+constexpr uint32_t kMaxHalfTileRows = 4;  // straight from 16 bits, which takes two registers more
+constexpr uint32_t kGroupStrips = 6;    // whole tiles of 2 or 3
+constexpr uint32_t kManyRows = 24;      // from here on, 16-bit strips are widened once for all tiles
+constexpr uint32_t kBlockK = 1024;      // even; of a few rows: strips stay in the second-level cache
+constexpr uint32_t kManyBlockK = 256;   // even; of many rows: two widened strips stay in the first-level cache
+constexpr size_t kAlignment = 64;       // bytes
 
 struct AlignedDelete {
   void operator()(void* p) const { ::operator delete(p, std::align_val_t{kAlignment}); }
@@ -71,17 +75,18 @@ inline AlignedBytes allocate_bytes(size_t bytes) {
       ::operator new(std::max(bytes, kAlignment), std::align_val_t{kAlignment})));
 }
 
+// Strip s holds columns [8 s, 8 s + 8), zeros past the last. fp32: [k][8]. bfloat16: [ceil(k / 2)][8] words,
+// the high half the even i, the low half the odd one: a mask and a shift widen them.
 struct PackedWeight {
   AlignedBytes storage;
   uint32_t n = 0;
   uint32_t k = 0;
-  bool half = false;  // bfloat16 panels, exact
+  bool half = false;  // bfloat16, exact
 
-  uint32_t num_panels() const { return (n + kPanelColumns - 1) / kPanelColumns; }
-  template <typename T>
-  const T* panel(uint32_t index) const {
-    return reinterpret_cast<const T*>(storage.get()) + size_t{index} * k * kPanelColumns;
-  }
+  uint32_t num_strips() const { return (n + kStripColumns - 1) / kStripColumns; }
+  size_t strip_words() const { return size_t{half ? (k + 1) / 2 : k} * kStripColumns; }
+  const float* wide() const { return reinterpret_cast<const float*>(storage.get()); }
+  const uint32_t* words() const { return reinterpret_cast<const uint32_t*>(storage.get()); }
 };
 
 // Says whether every number of w[begin, end) is exact in bfloat16.
@@ -91,30 +96,49 @@ inline bool exact_in_bf16(const float* w, size_t begin, size_t end) {
   return (low_bits & 0xFFFFu) == 0;
 }
 
-template <typename T>
-inline T narrow(float x) {
-  if constexpr (sizeof(T) == 2) {
-    return static_cast<uint16_t>(std::bit_cast<uint32_t>(x) >> 16);
-  } else {
-    return x;
+// Eight columns of w over i in [begin, end), as [i][8]; columns past the last are zero.
+inline void gather_strip(const float* w, bool transposed, uint32_t n, uint32_t k, uint32_t strip,
+                         uint32_t begin, uint32_t end, float* out) {
+  const uint32_t first = strip * kStripColumns;
+  const uint32_t columns = std::min(kStripColumns, n - first);
+  if (columns < kStripColumns) std::memset(out, 0, (end - begin) * kStripColumns * sizeof(float));
+  if (transposed) {
+    for (uint32_t i = begin; i < end; ++i) {
+      std::memcpy(out + (i - begin) * kStripColumns, w + size_t{i} * n + first,
+                  columns * sizeof(float));
+    }
+    return;
+  }
+  for (uint32_t j = 0; j < columns; ++j) {
+    const float* line = w + size_t{first + j} * k;
+    for (uint32_t i = begin; i < end; ++i) out[(i - begin) * kStripColumns + j] = line[i];
   }
 }
 
-template <typename T>
-void pack_panel(const float* w, bool transposed, uint32_t n, uint32_t k, uint32_t panel, T* out) {
-  const uint32_t first = panel * kPanelColumns;
-  const uint32_t columns = std::min(kPanelColumns, n - first);
-  constexpr uint32_t kTile = 64;  // of k: reads of 16 rows and writes both stay in the first-level cache
-  for (uint32_t begin = 0; begin < k; begin += kTile) {
-    const uint32_t end = std::min(k, begin + kTile);
-    for (uint32_t j = 0; j < columns; ++j) {
-      for (uint32_t i = begin; i < end; ++i) {
-        const size_t at = transposed ? size_t{i} * n + first + j : size_t{first + j} * k + i;
-        out[size_t{i} * kPanelColumns + j] = narrow<T>(w[at]);
-      }
+inline void pack_strip(const float* w, bool transposed, uint32_t strip, PackedWeight& packed) {
+  constexpr uint32_t kTile = 128;  // of k, even: the tile stays in the first-level cache
+  float tile[kTile * kStripColumns];
+  float* wide = reinterpret_cast<float*>(packed.storage.get()) + strip * packed.strip_words();
+  uint32_t* words = reinterpret_cast<uint32_t*>(wide);
+  for (uint32_t begin = 0; begin < packed.k; begin += kTile) {
+    const uint32_t end = std::min(packed.k, begin + kTile);
+    const size_t at = size_t{packed.half ? begin / 2 : begin} * kStripColumns;
+    gather_strip(w, transposed, packed.n, packed.k, strip, begin, end, tile);
+    if (!packed.half) {
+      std::memcpy(wide + at, tile, (end - begin) * kStripColumns * sizeof(float));
+      continue;
     }
-    for (uint32_t i = begin; i < end; ++i) {
-      for (uint32_t j = columns; j < kPanelColumns; ++j) out[size_t{i} * kPanelColumns + j] = T{};
+    const uint32_t pairs = (end - begin + 1) / 2;
+    if ((end - begin) % 2) {
+      std::memset(tile + (end - begin) * kStripColumns, 0, kStripColumns * sizeof(float));
+    }
+    for (uint32_t i = 0; i < pairs; ++i) {
+      const float* pair = tile + size_t{i} * 2 * kStripColumns;
+      for (uint32_t j = 0; j < kStripColumns; ++j) {
+        const uint32_t even = std::bit_cast<uint32_t>(pair[j]);
+        const uint32_t odd = std::bit_cast<uint32_t>(pair[kStripColumns + j]);
+        words[at + i * kStripColumns + j] = even | (odd >> 16);
+      }
     }
   }
 }
@@ -124,28 +148,26 @@ inline PackedWeight pack_weight(Team& team, const float* w, uint32_t n, uint32_t
   PackedWeight packed;
   packed.n = n;
   packed.k = k;
-  const uint32_t panels = packed.num_panels();
+  const uint32_t strips = packed.num_strips();
   const size_t count = size_t{n} * k;
   std::atomic<bool> exact{true};
+  const uint32_t size = std::max(1u, strips / (16 * team.num_threads()));
+  const uint32_t chunks = (strips + size - 1) / size;
   auto check = [&](Worker& worker) {
-    worker.phase(panels, [&](uint32_t chunk) {
+    worker.phase(chunks, [&](uint32_t chunk) {
       if (!exact.load(std::memory_order_relaxed)) return;
-      const size_t begin = count * chunk / panels;
-      const size_t end = count * (chunk + 1) / panels;
+      const size_t begin = count * chunk / chunks;
+      const size_t end = count * (chunk + 1) / chunks;
       if (!exact_in_bf16(w, begin, end)) exact.store(false, std::memory_order_relaxed);
     });
   };
   team.run(check);
   packed.half = exact.load(std::memory_order_relaxed);
-  const size_t elements = size_t{panels} * kPanelColumns * k;
-  packed.storage = allocate_bytes(elements * (packed.half ? 2 : 4));
+  packed.storage = allocate_bytes(strips * packed.strip_words() * sizeof(uint32_t));
   auto pack = [&](Worker& worker) {
-    worker.phase(panels, [&](uint32_t panel) {
-      const size_t at = size_t{panel} * k * kPanelColumns;
-      if (packed.half) {
-        pack_panel(w, transposed, n, k, panel, reinterpret_cast<uint16_t*>(packed.storage.get()) + at);
-      } else {
-        pack_panel(w, transposed, n, k, panel, reinterpret_cast<float*>(packed.storage.get()) + at);
+    worker.phase(chunks, [&](uint32_t chunk) {
+      for (uint32_t s = chunk * size; s < std::min(strips, (chunk + 1) * size); ++s) {
+        pack_strip(w, transposed, s, packed);
       }
     });
   };
@@ -153,157 +175,265 @@ inline PackedWeight pack_weight(Team& team, const float* w, uint32_t n, uint32_t
   return packed;
 }
 
-// One tile: kRows rows times kPanels panels over i in [k_begin, k_end). `out` holds the partial sums of the
-// blocks before when k_begin > 0; fp32 survives the round trip, so blocks do not change results.
-template <typename T, uint32_t kRows, uint32_t kPanels>
-inline void gemm_tile(const float* x, size_t x_stride, const T* panels, size_t panel_stride,
-                      uint32_t k_begin, uint32_t k_end, Vector8 (&acc)[kRows][2 * kPanels]) {
-  for (uint32_t i = k_begin; i < k_end; ++i) {
-    Vector8 b[2 * kPanels];
-#pragma GCC unroll 8
-    for (uint32_t p = 0; p < kPanels; ++p) {
-      const T* row = panels + p * panel_stride + size_t{i} * kPanelColumns;
-      b[2 * p] = load8(row);
-      b[2 * p + 1] = load8(row + 8);
-    }
-#pragma GCC unroll 8
-    for (uint32_t m = 0; m < kRows; ++m) {
-      const Vector8 a = splat(x[m * x_stride + i]);
-#pragma GCC unroll 8
-      for (uint32_t c = 0; c < 2 * kPanels; ++c) acc[m][c] = fma8(a, b[c], acc[m][c]);
-    }
-  }
-}
+// What a tile works on: some rows times some strips, over i in [0, count) of a block.
+struct TileArgs {
+  const float* x;       // first row, first i of the block
+  size_t x_stride;      // floats from row to row
+  const void* strips;   // first strip, first i of the block (even)
+  size_t strip_stride;  // words from strip to strip
+  uint32_t count;
+  size_t ahead;         // words from a strip to the one to fetch meanwhile; 0: none
+};
 
-// Columns of the output this tile owns, the last panel's padding left out.
-template <uint32_t kRows, uint32_t kColumns8>
-inline void load_tile(const float* out, size_t stride, uint32_t columns,
-                      Vector8 (&acc)[kRows][kColumns8]) {
+template <uint32_t kRows, uint32_t kStrips>
+using Accumulators = Vector8[kRows][kStrips];
+
+template <uint32_t kRows, uint32_t kStrips>
+inline void add_products(const float* x, size_t x_stride, const Vector8 (&b)[kStrips],
+                         Accumulators<kRows, kStrips>& acc) {
+#pragma GCC unroll 8
   for (uint32_t m = 0; m < kRows; ++m) {
-    float line[8 * kColumns8] = {};
-    std::memcpy(line, out + m * stride, columns * sizeof(float));
-    for (uint32_t c = 0; c < kColumns8; ++c) acc[m][c] = load8(line + 8 * c);
+    const Vector8 a = splat(x[m * x_stride]);
+#pragma GCC unroll 8
+    for (uint32_t c = 0; c < kStrips; ++c) acc[m][c] = fma8(a, b[c], acc[m][c]);
   }
 }
 
-template <uint32_t kRows, uint32_t kColumns8>
-inline void store_tile(float* out, size_t stride, uint32_t columns, const float* bias,
-                       const Vector8 (&acc)[kRows][kColumns8]) {
-  for (uint32_t m = 0; m < kRows; ++m) {
-    float line[8 * kColumns8];
-    for (uint32_t c = 0; c < kColumns8; ++c) store8(line + 8 * c, acc[m][c]);
-    if (bias) {
-      for (uint32_t c = 0; c < columns; ++c) line[c] += bias[c];
+template <uint32_t kRows, uint32_t kStrips>
+inline void wide_tile(const TileArgs& t, Accumulators<kRows, kStrips>& acc) {
+  const float* strips = static_cast<const float*>(t.strips);
+  for (uint32_t i = 0; i < t.count; ++i) {
+    Vector8 b[kStrips];
+#pragma GCC unroll 8
+    for (uint32_t c = 0; c < kStrips; ++c) {
+      const float* p = strips + c * t.strip_stride + size_t{i} * kStripColumns;
+      __builtin_prefetch(p + t.ahead, 0, 2);
+      b[c] = load8(p);
     }
-    std::memcpy(out + m * stride, line, columns * sizeof(float));
+    add_products<kRows, kStrips>(t.x + i, t.x_stride, b, acc);
   }
 }
 
-template <typename T>
+template <uint32_t kRows, uint32_t kStrips>
+inline void half_tile(const TileArgs& t, Accumulators<kRows, kStrips>& acc) {
+  const uint32_t* strips = static_cast<const uint32_t*>(t.strips);
+  auto step = [&](uint32_t i, bool odd) {
+    Vector8 b[kStrips];
+#pragma GCC unroll 8
+    for (uint32_t c = 0; c < kStrips; ++c) {
+      const uint32_t* p = strips + c * t.strip_stride + size_t{i / 2} * kStripColumns;
+      if (!odd) __builtin_prefetch(p + t.ahead, 0, 2);
+      const VectorU8 w = load_words(p);
+      b[c] = std::bit_cast<Vector8>(odd ? w << 16 : w & 0xFFFF0000u);
+    }
+    add_products<kRows, kStrips>(t.x + i, t.x_stride, b, acc);
+  };
+  uint32_t i = 0;
+  for (; i + 2 <= t.count; i += 2) {
+    step(i, false);
+    step(i + 1, true);
+  }
+  if (i < t.count) step(i, false);
+}
+
 struct GemmArgs {
-  const PackedWeight* weight;
+  const PackedWeight& weight;
   const float* x;     // [rows, k]
-  size_t x_stride;    // elements from row to row
   float* out;         // [rows, n]
-  size_t out_stride;
   const float* bias;  // [n] or null
 };
 
-template <typename T, uint32_t kRows, uint32_t kPanels>
-void gemm_block(const GemmArgs<T>& a, uint32_t row, uint32_t panel, uint32_t k_begin, uint32_t k_end) {
-  const uint32_t k = a.weight->k;
-  const uint32_t first = panel * kPanelColumns;
-  const uint32_t columns = std::min(kPanels * kPanelColumns, a.weight->n - first);
-  const float* x = a.x + row * a.x_stride;
-  float* out = a.out + row * a.out_stride + first;
-  Vector8 acc[kRows][2 * kPanels];
-  if (k_begin == 0) {
-    for (auto& line : acc) {
-      for (Vector8& v : line) v = splat(0.0f);
+// One tile of the output over one block of k. `out` holds the sums of the blocks before; fp32 survives the
+// round trip, so blocks do not change results.
+template <bool kHalf, uint32_t kRows, uint32_t kStrips>
+void run_tile(const GemmArgs& g, uint32_t row, uint32_t strip, uint32_t begin, const TileArgs& t) {
+  const uint32_t first = strip * kStripColumns;
+  const uint32_t columns = std::min(kStrips * kStripColumns, g.weight.n - first);
+  float* out = g.out + size_t{row} * g.weight.n + first;
+  Accumulators<kRows, kStrips> acc;
+  float line[kStrips * kStripColumns];
+  for (uint32_t m = 0; m < kRows; ++m) {
+    if (begin > 0) std::memcpy(line, out + size_t{m} * g.weight.n, columns * sizeof(float));
+    for (uint32_t c = 0; c < kStrips; ++c) {
+      acc[m][c] = begin > 0 ? load8(line + c * kStripColumns) : splat(0.0f);
     }
+  }
+  if constexpr (kHalf) {
+    half_tile<kRows, kStrips>(t, acc);
   } else {
-    load_tile<kRows>(out, a.out_stride, columns, acc);
+    wide_tile<kRows, kStrips>(t, acc);
   }
-  gemm_tile<T, kRows, kPanels>(x, a.x_stride, a.weight->template panel<T>(panel), size_t{k} * kPanelColumns,
-                               k_begin, k_end, acc);
-  const bool last = k_end == k;
-  store_tile<kRows>(out, a.out_stride, columns, last && a.bias ? a.bias + first : nullptr, acc);
+  const bool last = begin + t.count == g.weight.k;
+  for (uint32_t m = 0; m < kRows; ++m) {
+    for (uint32_t c = 0; c < kStrips; ++c) store8(line + c * kStripColumns, acc[m][c]);
+    if (last && g.bias) {
+      for (uint32_t c = 0; c < columns; ++c) line[c] += g.bias[first + c];
+    }
+    std::memcpy(out + size_t{m} * g.weight.n, line, columns * sizeof(float));
+  }
 }
 
-template <typename T>
-void gemm_rows(const GemmArgs<T>& a, uint32_t rows, uint32_t row, uint32_t panel, uint32_t k_begin,
-               uint32_t k_end) {
+template <bool kHalf, uint32_t kRows>
+void run_strips(const GemmArgs& g, uint32_t strips, uint32_t row, uint32_t strip, uint32_t begin,
+                const TileArgs& t) {
+  switch (strips) {
+    case 1:
+      return run_tile<kHalf, kRows, 1>(g, row, strip, begin, t);
+    case 2:
+      return run_tile<kHalf, kRows, 2>(g, row, strip, begin, t);
+    case 3:
+      if constexpr (kRows <= 4) return run_tile<kHalf, kRows, 3>(g, row, strip, begin, t);
+      break;
+    case 4:
+      if constexpr (kRows <= 2) return run_tile<kHalf, kRows, 4>(g, row, strip, begin, t);
+      break;
+    case 8:
+      if constexpr (kRows <= 1) return run_tile<kHalf, kRows, 8>(g, row, strip, begin, t);
+      break;
+  }
+}
+
+template <bool kHalf>
+void run_rows_of_tile(const GemmArgs& g, uint32_t rows, uint32_t strips, uint32_t row,
+                      uint32_t strip, uint32_t begin, const TileArgs& t) {
   switch (rows) {
-    case 1: return gemm_block<T, 1, 1>(a, row, panel, k_begin, k_end);
-    case 2: return gemm_block<T, 2, 1>(a, row, panel, k_begin, k_end);
-    case 3: return gemm_block<T, 3, 1>(a, row, panel, k_begin, k_end);
-    case 4: return gemm_block<T, 4, 1>(a, row, panel, k_begin, k_end);
-    case 5: return gemm_block<T, 5, 1>(a, row, panel, k_begin, k_end);
-    case 6: return gemm_block<T, 6, 1>(a, row, panel, k_begin, k_end);
+    case 1:
+      return run_strips<kHalf, 1>(g, strips, row, strip, begin, t);
+    case 2:
+      return run_strips<kHalf, 2>(g, strips, row, strip, begin, t);
+    case 3:
+      return run_strips<kHalf, 3>(g, strips, row, strip, begin, t);
+    case 4:
+      return run_strips<kHalf, 4>(g, strips, row, strip, begin, t);
+    case 5:
+      return run_strips<kHalf, 5>(g, strips, row, strip, begin, t);
+    case 6:
+      return run_strips<kHalf, 6>(g, strips, row, strip, begin, t);
   }
 }
 
-// Panels [begin, end) for rows [row_begin, row_end).
-template <typename T>
-void gemm_panels(const GemmArgs<T>& a, uint32_t row_begin, uint32_t row_end, uint32_t begin,
-                 uint32_t end) {
-  const uint32_t k = a.weight->k;
+// Strips of a tile with so many rows: 8 to 12 chains, enough to keep two multiply-add units busy. 16-bit
+// strips need two registers more, so that 4 rows times 3 would spill.
+inline uint32_t tile_strips(uint32_t rows, uint32_t left, bool half) {
+  static constexpr uint32_t kWide[] = {0, 8, 4, 3, 3, 2, 2};
+  static constexpr uint32_t kHalf[] = {0, 8, 4, 3, 2, 2, 2};
+  uint32_t wanted = half ? kHalf[rows] : kWide[rows];
+  while (wanted > left) wanted = wanted == 8 ? 4 : wanted - 1;
+  return wanted;
+}
+
+// Strips [begin, end) for a few rows, straight from the packed weight. A group of strips serves all tiles
+// before the next comes from memory.
+inline void gemm_few(const GemmArgs& g, uint32_t row_begin, uint32_t row_end, uint32_t begin,
+                     uint32_t end) {
+  const PackedWeight& w = g.weight;
   const uint32_t rows = row_end - row_begin;
-  if (rows == 1) {  // stream: four panels side by side hide the latency of the chains
-    uint32_t panel = begin;
-    for (; panel + 4 <= end; panel += 4) gemm_block<T, 1, 4>(a, row_begin, panel, 0, k);
-    for (; panel < end; ++panel) gemm_block<T, 1, 1>(a, row_begin, panel, 0, k);
-    return;
-  }
-  const uint32_t tiles = (rows + kMaxTileRows - 1) / kMaxTileRows;
-  for (uint32_t k_begin = 0; k_begin < k; k_begin += kBlockK) {
-    const uint32_t k_end = std::min(k, k_begin + kBlockK);
-    for (uint32_t panel = begin; panel < end; ++panel) {
-      for (uint32_t tile = 0; tile < tiles; ++tile) {  // tiles of equal height: 8 rows are 4 + 4
-        const uint32_t first = row_begin + rows * tile / tiles;
-        const uint32_t last = row_begin + rows * (tile + 1) / tiles;
-        gemm_rows(a, last - first, first, panel, k_begin, k_end);
+  const uint32_t most = w.half ? kMaxHalfTileRows : kMaxTileRows;
+  const uint32_t tiles = (rows + most - 1) / most;
+  const uint32_t block = rows == 1 ? w.k : kBlockK;
+  const uint32_t group = rows == 1 ? kStreamStrips : kGroupStrips;
+  for (uint32_t i = 0; i < w.k; i += block) {
+    const uint32_t count = std::min(block, w.k - i);
+    for (uint32_t first = begin; first < end; first += group) {
+      const uint32_t last = std::min(end, first + group);
+      for (uint32_t tile = 0; tile < tiles; ++tile) {  // of equal height: 6 rows are 3 + 3
+        const uint32_t row = row_begin + rows * tile / tiles;
+        const uint32_t height = row_begin + rows * (tile + 1) / tiles - row;
+        const float* x = g.x + size_t{row} * w.k + i;
+        const size_t ahead = tile + 1 == tiles && last < end ? group * w.strip_words() : 0;
+        for (uint32_t strip = first; strip < last;) {
+          const uint32_t strips = tile_strips(height, last - strip, w.half);
+          const size_t at = strip * w.strip_words() + size_t{w.half ? i / 2 : i} * kStripColumns;
+          const TileArgs t{x, w.k, w.words() + at, w.strip_words(), count, ahead};
+          if (w.half) {
+            run_rows_of_tile<true>(g, height, strips, row, strip, i, t);
+          } else {
+            run_rows_of_tile<false>(g, height, strips, row, strip, i, t);
+          }
+          strip += strips;
+        }
       }
     }
   }
 }
 
+// Widens i in [begin, begin + count) of one strip.
+inline void widen_strip(const PackedWeight& w, uint32_t strip, uint32_t begin, uint32_t count,
+                        float* out) {
+  const uint32_t* words = w.words() + strip * w.strip_words() + size_t{begin / 2} * kStripColumns;
+  for (uint32_t i = 0; i < count; i += 2) {
+    const VectorU8 pair = load_words(words + size_t{i / 2} * kStripColumns);
+    store8(out + size_t{i} * kStripColumns, std::bit_cast<Vector8>(pair & 0xFFFF0000u));
+    store8(out + size_t{i + 1} * kStripColumns, std::bit_cast<Vector8>(pair << 16));
+  }
+}
+
+// Strips [begin, end) for many rows: two strips of a block stay in the first-level cache for all tiles.
+inline void gemm_many(const GemmArgs& g, uint32_t row_begin, uint32_t row_end, uint32_t begin,
+                      uint32_t end) {
+  const PackedWeight& w = g.weight;
+  alignas(kAlignment) float widened[2 * kManyBlockK * kStripColumns];
+  const uint32_t rows = row_end - row_begin;
+  const uint32_t tiles = (rows + kMaxTileRows - 1) / kMaxTileRows;
+  for (uint32_t i = 0; i < w.k; i += kManyBlockK) {
+    const uint32_t count = std::min(kManyBlockK, w.k - i);
+    for (uint32_t strip = begin; strip < end; strip += 2) {
+      const uint32_t strips = std::min(2u, end - strip);
+      const float* from = w.wide() + strip * w.strip_words() + size_t{i} * kStripColumns;
+      size_t stride = w.strip_words();
+      if (w.half) {
+        from = widened;
+        stride = size_t{kManyBlockK} * kStripColumns;
+        for (uint32_t c = 0; c < strips; ++c) {
+          widen_strip(w, strip + c, i, count, widened + c * stride);
+        }
+      }
+      for (uint32_t tile = 0; tile < tiles; ++tile) {
+        const uint32_t row = row_begin + rows * tile / tiles;
+        const uint32_t height = row_begin + rows * (tile + 1) / tiles - row;
+        const TileArgs t{g.x + size_t{row} * w.k + i, w.k, from, stride, count, 0};
+        run_rows_of_tile<false>(g, height, strips, row, strip, i, t);
+      }
+    }
+  }
+}
+
+inline void gemm_strips(const GemmArgs& g, uint32_t row_begin, uint32_t row_end, uint32_t begin,
+                        uint32_t end) {
+  if (row_end - row_begin < kManyRows) {
+    gemm_few(g, row_begin, row_end, begin, end);
+  } else {
+    gemm_many(g, row_begin, row_end, begin, end);
+  }
+}
+
+// How the output is cut for the threads.
 struct GemmChunks {
-  uint32_t panels;   // of a chunk
-  uint32_t rows;     // of a chunk
-  uint32_t across;   // chunks of panels
-  uint32_t down;     // chunks of rows
+  uint32_t strips;  // of a chunk
+  uint32_t rows;    // of a chunk
+  uint32_t across;  // chunks of strips
+  uint32_t down;    // chunks of rows
+
+  GemmChunks(uint32_t num_rows, uint32_t num_strips, uint32_t num_threads) {
+    rows = std::min(num_rows, 32 * kMaxTileRows);  // their x block stays in the second-level cache
+    down = (num_rows + rows - 1) / rows;
+    const uint32_t unit = num_rows == 1 ? kStreamStrips : kGroupStrips;
+    strips = unit * std::max(1u, num_strips / (8 * num_threads * unit));
+    across = (num_strips + strips - 1) / strips;
+  }
 };
-
-inline GemmChunks gemm_chunks(uint32_t rows, uint32_t num_panels, uint32_t num_threads) {
-  GemmChunks c{};
-  c.rows = std::min(rows, 192u);  // rows whose x block stays in the second-level cache
-  c.down = (rows + c.rows - 1) / c.rows;
-  const uint32_t wanted = std::max(1u, num_panels / (8 * num_threads));
-  c.panels = std::min(std::max(4u, wanted / 4 * 4), num_panels);
-  c.across = (num_panels + c.panels - 1) / c.panels;
-  return c;
-}
-
-template <typename T>
-void gemm_typed(Worker& worker, uint32_t rows, const GemmArgs<T>& a) {
-  const uint32_t panels = a.weight->num_panels();
-  const GemmChunks c = gemm_chunks(rows, panels, worker.num_threads());
-  worker.phase(c.across * c.down, [&](uint32_t chunk) {
-    const uint32_t panel = chunk / c.down * c.panels;
-    const uint32_t row = chunk % c.down * c.rows;
-    gemm_panels(a, row, std::min(rows, row + c.rows), panel, std::min(panels, panel + c.panels));
-  });
-}
 
 // The product, by all threads of the team; a phase.
 inline void gemm(Worker& worker, uint32_t rows, const float* x, const PackedWeight& weight,
                  const float* bias, float* out) {
-  if (weight.half) {
-    gemm_typed<uint16_t>(worker, rows, {&weight, x, weight.k, out, weight.n, bias});
-  } else {
-    gemm_typed<float>(worker, rows, {&weight, x, weight.k, out, weight.n, bias});
-  }
+  const GemmArgs g{weight, x, out, bias};
+  const uint32_t strips = weight.num_strips();
+  const GemmChunks c(rows, strips, worker.num_threads());
+  worker.phase(c.across * c.down, [&](uint32_t chunk) {
+    const uint32_t strip = chunk / c.down * c.strips;
+    const uint32_t row = chunk % c.down * c.rows;
+    gemm_strips(g, row, std::min(rows, row + c.rows), strip, std::min(strips, strip + c.strips));
+  });
 }
 
 }  // namespace blink::cpu
