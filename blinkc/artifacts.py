@@ -41,7 +41,8 @@ class WeightFiles:
 
     def __init__(self, build: BuildFolder, search: Iterable[Path] = ()) -> None:
         self._build = build
-        self._search = tuple(search)
+        # The build keeps checkpoints that had to be rewritten (GGUF) below its own folder.
+        self._search = (*search, *sorted((build.path / "weights").glob("*/")))
         self._entries: dict[str, dict[str, Any]] = build.read_json(_PATHS_NAME)
 
     def add(self, path: Path) -> str:
@@ -80,6 +81,17 @@ class WeightFiles:
             f"the weights {last} are missing or have changed",
             hint="give their folder with --weights-from, or run blinkc compile again",
         )
+
+    def knows_all_of(self, artifact: Path) -> bool:
+        """Return whether every weight file that a graph's artifact refers to can be found."""
+        for name in ("graph.json", "segmented.json"):
+            if not (artifact / name).is_file():
+                continue
+            data = json.loads((artifact / name).read_text(encoding="utf-8"))
+            digests = {part["path"] for weight in data["weights"] for part in weight["parts"]}
+            if not digests <= {None, *self._entries}:
+                return False
+        return True
 
     def _remember(self, digest: str, path: Path) -> None:
         state = path.stat()

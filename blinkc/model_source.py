@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,6 +31,25 @@ class ModelSource:
     path: Path  # folder or file; for a hub id not cached yet, an empty path
     is_onnx: bool
     digest: str  # of what the graph follows from: config and weight headers
+
+    @property
+    def name(self) -> str:
+        """Return the model's name as its folder or file says it."""
+        path = self.path.resolve()
+        return path.stem if path.is_file() else path.name
+
+    def weight_files(self) -> list[Path]:
+        """Return the files with weights; an ONNX file's external data go by its name."""
+        if self.path.is_dir():
+            return sorted(self.path.glob("*.safetensors"))
+        return sorted(path for path in self.path.parent.glob(f"{self.path.name}*"))
+
+    def depends_on_seqlen(self) -> bool:
+        """Return whether the longest request may change the graph: by rope scaling, or in ONNX."""
+        config = self.path / "config.json"
+        if not config.is_file():
+            return True
+        return re.search(r"longrope|dynamic|\bsu\b", config.read_text(encoding="utf-8")) is not None
 
     def tokenizer_files(self, override: Path | None) -> list[Path]:
         """Return the tokenizer's files: those of `--tokenizer`, else the ones beside the model."""

@@ -13,10 +13,12 @@ from pathlib import Path
 
 from blinkc import stages
 from blinkc.artifacts import WeightFiles
-from blinkc.build_folder import FORMAT_VERSION, BuildFolder, digest_of
+from blinkc.build_folder import FORMAT_VERSION, BuildFolder, StageRecord, digest_of
 from blinkc.config import STAGES, CompileConfig
+from blinkc.model_source import find_model
 from blinkc.progress import Progress
 from blinkc.provenance import source_digest, tool_versions
+from blinkc.stage_cache import default_cache
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,14 +43,14 @@ def compile_model(
         BlinkError: a stage cannot go on and says what it needs. Stages before it are kept.
     """
     progress = progress or Progress(quiet=True)
-    read_options = stages.read_options(config)  # a model that is not there leaves no folder behind
+    find_model(config.model)  # one that is not there leaves no folder behind
     with BuildFolder(build_path) as build:
         run = _Run(config, build, WeightFiles(build, weights_from), progress)
         build.write_json("build.json", stages.build_facts(config, FORMAT_VERSION))
         run.stage(
             "read",
             "reading the model",
-            options=read_options,
+            options=stages.read_options(config, run.files),
             make=lambda folder: stages.read_model(config, build, folder, run.files),
         )
         run.stage(
@@ -93,6 +95,7 @@ class _Run:
         self._build = build
         self._progress = progress
         self._previous = ""
+        self._cache = default_cache()
 
     def stage(self, name: str, text: str, *, options: object, make: Callable[[Path], None]) -> None:
         """Run a stage unless its artifact is current or it lies past `--until`."""
@@ -106,6 +109,9 @@ class _Run:
             FORMAT_VERSION, name, options, source_digest(name), self._previous, tools
         )
         cached = record is not None and record.inputs_digest == inputs
+        if not cached:
+            record = self._fetch(name, inputs)
+            cached = record is not None
         if cached:
             self._progress.note(f"{name:<8} unchanged")
         else:
@@ -115,6 +121,7 @@ class _Run:
             ):
                 make(folder)
             record = self._build.record(name)
+            self._cache.store(inputs, self._build.stage_folder(name))
         assert record is not None, "a stage that was just written has a record"
         self._previous = record.outputs_digest
         self.outcomes.append(StageOutcome(stage=name, cached=cached, digest=record.outputs_digest))
@@ -122,3 +129,15 @@ class _Run:
             place = self._config.debug_dir / f"{number + 1}_{name}"
             shutil.rmtree(place, ignore_errors=True)
             shutil.copytree(self._build.stage_folder(name), place)
+
+    def _fetch(self, name: str, inputs: str) -> StageRecord | None:
+        """Take a stage from the user's cache; None when it is not there, or of no use here."""
+        folder = self._build.stage_folder(name)
+        if not self._cache.fetch(inputs, folder):
+            return None
+        record = self._build.record(name)
+        is_right = record is not None and record.inputs_digest == inputs
+        if is_right and self.files.knows_all_of(folder):
+            return record
+        self._cache.forget(inputs)
+        return None

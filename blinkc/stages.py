@@ -69,15 +69,19 @@ def rebuild_command(config: CompileConfig) -> str:
     return " ".join([*words, "-o BUILD && blinkc bundle BUILD -o BUNDLE"])
 
 
-def read_options(config: CompileConfig) -> dict[str, Any]:
-    """Return what the read stage depends on: the model's facts and headers, never weight values."""
+def read_options(config: CompileConfig, files: WeightFiles) -> dict[str, Any]:
+    """Return what the read stage depends on: everything about the model, and the type wanted."""
     source = find_model(config.model)
+    seed = config.random_weights_seed
     return {
+        "name": source.name,
         "model": source.digest,
+        # By content: a fine-tuned checkpoint has the same config and shapes.
+        "weights": [files.add(path) for path in source.weight_files()] if seed is None else [],
         "tokenizer": [hash_file(path) for path in source.tokenizer_files(config.tokenizer)],
         "dtype": config.resolved_dtype,
-        "rope_seqlen": config.rope_seqlen,
-        "seed": config.random_weights_seed,
+        "rope_seqlen": config.rope_seqlen if source.depends_on_seqlen() else 0,
+        "seed": seed,
     }
 
 

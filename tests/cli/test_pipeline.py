@@ -30,6 +30,7 @@ def model(tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def _use_fake_stages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BLINK_CACHE_DIR", "off")
     for name, function in fake_stages.fake_stages().items():
         monkeypatch.setattr(stages, name, function)
 
@@ -125,6 +126,30 @@ def test_until_stops_and_a_later_run_goes_on(model: Path, tmp_path: Path) -> Non
     assert list(run(config, tmp_path / "build")) == ["read", "segment"]
     assert not (tmp_path / "build" / "capture").exists()
     assert run(config_for(model), tmp_path / "build")["segment"] is True
+
+
+def test_fine_tuned_weights_of_equal_shape_are_read_again(model: Path, tmp_path: Path) -> None:
+    """Guards against a build, or the cache, that goes by names and shapes alone."""
+    weights = model / "model.safetensors"
+    header = b'{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}'
+    weights.write_bytes(len(header).to_bytes(8, "little") + header + b"1")
+    run(config_for(model), tmp_path / "build")
+    weights.write_bytes(weights.read_bytes()[:-1] + b"2")
+    assert run(config_for(model), tmp_path / "build")["read"] is False
+
+
+def test_another_build_takes_stages_from_the_cache(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BLINK_CACHE_DIR", str(tmp_path / "cache"))
+    assert not any(run(config_for(model), tmp_path / "one").values())
+    assert all(run(config_for(model), tmp_path / "two").values())
+    assert content(tmp_path / "one") == content(tmp_path / "two")
+    for entry in (tmp_path / "cache").rglob("first.txt"):
+        entry.write_text("damaged")
+    assert not any(run(config_for(model), tmp_path / "three").values())
+    assert content(tmp_path / "one") == content(tmp_path / "three")
+    assert all(run(config_for(model), tmp_path / "four").values())  # and the cache is whole again
 
 
 def test_debug_dir_gets_every_artifact_in_order(model: Path, tmp_path: Path) -> None:
