@@ -185,13 +185,22 @@ class FakeFrontEnd {
     if (rings_bell) ++ring_.front_end(index_).submit_count;
   }
 
-  // To a free slot, with the sequence it had last or an older one: must hit nothing.
+  // With an older sequence, or to a free slot with the one it had last: must hit nothing.
   void send_late_command(RandomSource& random) {
     const uint32_t slot = random.between(first_slot_, end_slot_ - 1);
     const StatusWord word = ring_.status_word(slot);
-    if (in_flight_.contains(slot) || word.state != BLINK_STATE_EMPTY || word.sequence == 0) return;
     const uint32_t command = random.one_in(2) ? BLINK_COMMAND_ABORT : BLINK_COMMAND_RELEASE;
-    send(slot, pack_command(word.sequence - random.below(2), command), true);
+    const auto found = in_flight_.find(slot);
+    if (found == in_flight_.end()) {
+      if (word.state != BLINK_STATE_EMPTY || word.sequence == 0) return;
+      send(slot, pack_command(word.sequence - random.below(2), command), true);
+      return;
+    }
+    // A command overwrites the one before: only where the submit was taken and no abort is under
+    // way.
+    const InFlight& request = found->second;
+    if (word.sequence != request.sequence || request.was_aborted || request.is_over) return;
+    send(slot, pack_command(word.sequence - 1, command), true);
   }
 
   void submit(RandomSource& random) {
