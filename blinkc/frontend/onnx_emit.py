@@ -17,6 +17,7 @@ from blinkc.errors import BlinkError
 from blinkc.frontend.onnx_attention import AttentionMatch
 from blinkc.frontend.onnx_meaning import MeaningOf
 from blinkc.frontend.onnx_model import ONNX_DOMAINS, OnnxModel, attribute_values, describe_node
+from blinkc.frontend.onnx_precision import wide_tensors
 from blinkc.frontend.onnx_weights import DTYPE_NAMES, part_from_initializer, tensor_array
 
 if TYPE_CHECKING:
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
     from blinkc.frontend.onnx_writer import GraphWriter
 
     Array = npt.NDArray[Any]
+
+_FLOAT = 1  # TensorProto.FLOAT
+_BOOL = 9  # TensorProto.BOOL
 
 Handler = Callable[["DecoderEmitter", "onnx.NodeProto"], "list[gs.Tensor]"]
 
@@ -63,6 +67,12 @@ class DecoderEmitter:
         self.handlers = handlers
         self.tensors: dict[str, gs.Tensor] = {}
         self._matrices: dict[str, gs.Tensor] = {}
+        self._casts: dict[tuple[str, int], gs.Tensor] = {}
+        # Type of the node being written, if tensors of the model's own type must agree with it.
+        self._compute_type: int | None = None
+        self._wide: set[str] = set()
+        if writer.float_type != _FLOAT:
+            self._wide = wide_tensors(model, meaning.probes)
 
     def emit(self, targets: Sequence[str]) -> None:
         """Write all nodes that `targets` need."""
@@ -76,16 +86,10 @@ class DecoderEmitter:
                 from blinkc.frontend.onnx_emit_attention import emit_attention
 
                 layer, match = attention[0]
+                self._compute_type = self.writer.float_type
                 self.tensors[match.output.name] = emit_attention(self, layer, match)
                 continue
-            handler = self.handlers.get(_key(node))
-            if handler is None:
-                raise self.fail(
-                    node,
-                    "this op is not supported outside of attention",
-                    "export the model with standard ops",
-                )
-            outputs = handler(self, node)
+            outputs = self.lower(node)
             for name, tensor in zip(node.output, outputs, strict=False):
                 if name:
                     self.tensors[name] = tensor
@@ -93,6 +97,18 @@ class DecoderEmitter:
                 if name not in self.tensors:
                     raise self.fail(node, f"its output '{name}' is not supported")
                 self._check_tokens(node, name)
+
+    def lower(self, node: onnx.NodeProto) -> list[gs.Tensor]:
+        """Write one node; its inputs are written already."""
+        handler = self.handlers.get(_key(node))
+        if handler is None:
+            raise self.fail(
+                node,
+                "this op is not supported outside of attention",
+                "export the model with standard ops",
+            )
+        self._compute_type = self._type_of_node(node)
+        return handler(self, node)
 
     def operand(self, name: str, *, rank: int = 0) -> gs.Tensor:
         """Return a tensor of the file in the new graph.
@@ -107,7 +123,7 @@ class DecoderEmitter:
             assert meaning.value is not None
             return self.writer.constant(self.convert(meaning.value), name=name)
         is_positions = meaning.kind == "positions"
-        tensor = self._positions(name) if is_positions else self.tensors[name]
+        tensor = self._positions(name) if is_positions else self._in_type(name)
         axis = self.meaning.token_axis(name)
         shape = self.meaning.shape(name)
         if axis is None or len(shape) >= rank:
@@ -121,6 +137,48 @@ class DecoderEmitter:
         dims[0] = -1
         return self.writer.reshape(tensor, dims)
 
+    def narrow_operand(self, name: str) -> gs.Tensor:
+        """Return a tensor in the model's type, for ops that the file does not hold."""
+        self._compute_type = self.writer.float_type
+        return self.operand(name)
+
+    def rebind(self, name: str, tensor: gs.Tensor) -> None:
+        """Let a name of the file stand for another tensor, of the model's type, from here on."""
+        self.tensors[name] = tensor
+        self._wide.discard(name)
+        self._casts = {key: cast for key, cast in self._casts.items() if key[0] != name}
+
+    def _in_type(self, name: str) -> gs.Tensor:
+        """Return a computed tensor, cast to the type of the node being written."""
+        tensor = self.tensors[name]
+        wanted = self._compute_type
+        if wanted is None or self.meaning.element_type(name) != self.writer.model_type:
+            return tensor
+        if self.mapped_type(name) == wanted or name not in self.model.producer:
+            return tensor
+        key = (name, wanted)
+        if key not in self._casts:
+            self._casts[key] = self.writer.cast(tensor, wanted, name=name)
+        return self._casts[key]
+
+    def _type_of_node(self, node: onnx.NodeProto) -> int | None:
+        """Return the type a node computes in, or None when the file's own casts rule."""
+        if node.op_type == "Cast":
+            return None
+        element_type = self.meaning.element_type(node.output[0])
+        if element_type == self.writer.model_type:
+            return self.mapped_type(node.output[0])
+        if element_type != _BOOL:
+            return None
+        floats = [n for n in node.input if n in self._wide]
+        return _FLOAT if floats else self.writer.float_type
+
+    def weight_type(self, element_type: int) -> int:
+        """Return the type of a weight or constant read by the node being written."""
+        if self._compute_type is not None and element_type == self.writer.model_type:
+            return self._compute_type
+        return self.writer.map_type(element_type)
+
     def weight(self, name: str) -> gs.Tensor:
         """Return an initializer: inline when small, a weight input otherwise."""
         tensor = self.model.initializers[name]
@@ -128,7 +186,7 @@ class DecoderEmitter:
             values = tensor_array(tensor, self.model.path)
             return self.writer.constant(self.convert(values), name=name)
         part = part_from_initializer(tensor, self.model.path)
-        dtype = DTYPE_NAMES[self.writer.map_type(tensor.data_type)]
+        dtype = DTYPE_NAMES[self.weight_type(tensor.data_type)]
         return self.writer.weight(name, part.shape, dtype, (part,))
 
     def matrix(self, name: str) -> gs.Tensor:
@@ -141,10 +199,9 @@ class DecoderEmitter:
         if meaning.kind == "weight":
             tensor = self.model.initializers[name]
             part = replace(part_from_initializer(tensor, self.model.path), transpose=True)
-            dtype = DTYPE_NAMES[self.writer.map_type(tensor.data_type)]
-            weight_name = f"{name}_T" if name in self.writer.weights else name
+            dtype = DTYPE_NAMES[self.weight_type(tensor.data_type)]
             shape = (part.shape[1], part.shape[0])
-            weight: gs.Tensor = self.writer.weight(weight_name, shape, dtype, (part,))
+            weight: gs.Tensor = self.writer.weight(name, shape, dtype, (part,))
         elif meaning.kind == "constant":
             assert meaning.value is not None
             weight = self.writer.constant(self.convert(meaning.value.T), name=name)
@@ -161,7 +218,7 @@ class DecoderEmitter:
             element_type = onnx.helper.np_dtype_to_tensor_dtype(values.dtype)
         except (KeyError, ValueError):
             return values
-        mapped = self.writer.map_type(element_type)
+        mapped = self.weight_type(element_type)
         if mapped == element_type:
             return values
         with np.errstate(over="ignore"):  # a mask's minimum becomes -inf
@@ -169,6 +226,8 @@ class DecoderEmitter:
 
     def mapped_type(self, name: str) -> int:
         """Return the type of one of the file's tensors in the new graph."""
+        if name in self._wide and self.meaning.element_type(name) == self.writer.model_type:
+            return _FLOAT
         return self.writer.map_type(self.meaning.element_type(name))
 
     def known(self, node: onnx.NodeProto, index: int) -> Array | None:

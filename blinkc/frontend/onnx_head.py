@@ -64,9 +64,9 @@ def emit_head(emitter: DecoderEmitter, head: Head) -> gs.Variable:
     """Write row selection, LM head and what follows; returns fp32 logits `[R, V]`."""
     writer, meaning = emitter.writer, emitter.meaning
     width = meaning.shape(head.hidden)[-1]
-    flat = writer.reshape(emitter.operand(head.hidden), [-1, width])
+    flat = writer.reshape(emitter.narrow_operand(head.hidden), [-1, width])
     picked = writer.one("Gather", flat, writer.rows, name="hidden_rows", axis=0)
-    emitter.tensors[head.product_input] = picked
+    emitter.rebind(head.product_input, picked)
     for node in (head.product, *head.after):
         result = node.output[0]
         if node.op_type in ("Reshape", "Squeeze", "Unsqueeze"):
@@ -77,8 +77,7 @@ def emit_head(emitter: DecoderEmitter, head: Head) -> gs.Variable:
             continue
         if node in head.after:
             _check_broadcast(emitter, node)
-        handler = emitter.handlers[("" if node.domain == "ai.onnx" else node.domain, node.op_type)]
-        emitter.tensors[result] = handler(emitter, node)[0]
+        emitter.tensors[result] = emitter.lower(node)[0]
     logits = emitter.tensors[emitter.model.logits]
     if emitter.mapped_type(emitter.model.logits) != onnx.TensorProto.FLOAT:
         return writer.cast(logits, onnx.TensorProto.FLOAT)

@@ -109,6 +109,9 @@ class GraphWriter:
         self, name: str, shape: tuple[int, ...], dtype: str, parts: tuple[WeightPart, ...]
     ) -> gs.Variable:
         """Return the graph input of a weight, adding it on first use."""
+        ref = self.weights.get(name)
+        if ref is not None and (ref.shape, ref.dtype, ref.parts) != (shape, dtype, parts):
+            return self.weight(f"{name}__{dtype}_{len(shape)}", shape, dtype, parts)
         if name not in self._weight_inputs:
             self._taken.add(name)
             self.weights[name] = WeightRef(name=name, shape=shape, dtype=dtype, parts=parts)
