@@ -1,0 +1,120 @@
+// The CPU kernels behind plain C functions, for test_cpu_kernels.py.
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+#include "blink/cpu/attention.hpp"
+#include "blink/cpu/experts.hpp"
+#include "blink/cpu/gemm.hpp"
+#include "blink/cpu/math.hpp"
+#include "blink/cpu/parallel.hpp"
+#include "blink/cpu/sample.hpp"
+
+using namespace blink::cpu;
+
+extern "C" int test_gemm(const float* w, uint32_t n, uint32_t k, int transposed, const float* x,
+                         uint32_t rows, const float* bias, uint32_t threads, float* out) {
+  Team team(threads);
+  const PackedWeight packed = pack_weight(team, w, n, k, transposed != 0);
+  auto job = [&](Worker& worker) { gemm(worker, rows, x, packed, bias, out); };
+  team.run(job);
+  return packed.half ? 1 : 0;
+}
+
+struct AttentionSizes {
+  uint32_t num_tokens, num_q_heads, num_kv_heads, head_dim, page_size, max_pages, num_pages, window;
+  float scale, softcap;
+};
+
+extern "C" void test_attention(const AttentionSizes* s, const float* q, const float* k, const float* v,
+                               const float* sinks, float* cache, const int32_t* positions,
+                               const int32_t* token_row, const int32_t* row_lane,
+                               const int32_t* page_table, uint32_t threads, float* out) {
+  Team team(threads);
+  const size_t stride = size_t{s->max_pages} * s->page_size + 16;
+  std::vector<float> scores(stride * team.num_threads());
+  const AttentionArgs args{.q = q,
+                           .k = k,
+                           .v = v,
+                           .sinks = sinks,
+                           .out = out,
+                           .cache = cache,
+                           .positions = positions,
+                           .token_row = token_row,
+                           .row_lane = row_lane,
+                           .page_table = page_table,
+                           .num_tokens = s->num_tokens,
+                           .num_q_heads = s->num_q_heads,
+                           .num_kv_heads = s->num_kv_heads,
+                           .head_dim = s->head_dim,
+                           .page_size = s->page_size,
+                           .max_pages_per_lane = s->max_pages,
+                           .num_pages = s->num_pages,
+                           .window = s->window,
+                           .scale = s->scale,
+                           .softcap = s->softcap};
+  auto job = [&](Worker& worker) { paged_attention(worker, args, {scores.data(), stride}); };
+  team.run(job);
+}
+
+extern "C" void test_experts(const float* x, const int32_t* ids, const float* weights,
+                             const float* gate_up, const float* down, uint32_t tokens, uint32_t hidden,
+                             uint32_t middle, uint32_t num_experts, uint32_t per_token,
+                             uint32_t activation, uint32_t threads, float* out) {
+  Team team(threads);
+  std::vector<PackedWeight> first;
+  std::vector<PackedWeight> second;
+  for (uint32_t e = 0; e < num_experts; ++e) {
+    const size_t size = size_t{hidden} * middle;
+    first.push_back(pack_weight(team, gate_up + e * 2 * size, 2 * middle, hidden, false));
+    second.push_back(pack_weight(team, down + e * size, hidden, middle, false));
+  }
+  ExpertsScratch scratch;
+  scratch.reserve(tokens, per_token, num_experts, hidden, middle);
+  const ExpertsArgs args{x,      ids,    weights, first.data(), second.data(), out, tokens,
+                         hidden, middle, num_experts, per_token,
+                         static_cast<Activation>(activation)};
+  auto job = [&](Worker& worker) { moe_experts(worker, args, scratch); };
+  team.run(job);
+}
+
+// Samples `count` tokens from one row, with token indices 0 .. count-1.
+extern "C" void test_sample(const float* logits, uint32_t vocab, uint64_t seed, float temperature,
+                            uint32_t top_k, float top_p, float min_p, uint32_t count, int32_t* out) {
+  SampleScratch scratch;
+  blink_sampling_params params{};
+  params.seed = seed;
+  params.temperature = temperature;
+  params.top_k = top_k;
+  params.top_p = top_p;
+  params.min_p = min_p;
+  for (uint32_t i = 0; i < count; ++i) {
+    params.token_index = i;
+    out[i] = sample_row(logits, vocab, params, scratch);
+  }
+}
+
+extern "C" uint32_t test_philox(uint64_t key, uint32_t counter) { return philox4x32(key, counter); }
+
+extern "C" uint32_t test_usable_cpus() { return usable_cpus(); }
+
+// Runs phases of uneven work many times; returns how many chunks did not run exactly once.
+extern "C" uint32_t test_team(uint32_t threads, uint32_t runs, uint32_t phases, uint32_t chunks) {
+  Team team(threads);
+  std::vector<uint32_t> done(size_t{phases} * chunks);
+  uint32_t wrong = 0;
+  for (uint32_t run = 0; run < runs; ++run) {
+    auto job = [&](Worker& worker) {
+      for (uint32_t p = 0; p < phases; ++p) {
+        worker.phase(chunks, [&](uint32_t chunk) {
+          // a phase sees all of the phase before it
+          if (p > 0 && done[(p - 1) * chunks + (chunk + 1) % chunks] != run + 1) done[0] += 1000;
+          done[p * chunks + chunk] += 1;
+        });
+      }
+    };
+    team.run(job);
+    for (uint32_t value : done) wrong += value != run + 1;
+  }
+  return wrong;
+}
