@@ -1,0 +1,58 @@
+// The scheduler of one compiled model for sm_90a. Rendered by blinkc 0.1.0 from
+// scheduler.cu.jinja; do not edit.
+#include "blink/device/launch.cuh"
+#include "config.cuh"
+#include "graph_table.cuh"
+
+namespace {
+
+// Makes the calling block a team.
+__device__ blink::BlockThreads block_team() {
+  __shared__ uint64_t scratch[blink::BlockThreads::kScratchWords];
+  return blink::BlockThreads{scratch};
+}
+
+}  // namespace
+
+// Bytes that the loader allocates for `state`.
+extern "C" __device__ const uint64_t blink_scheduler_state_bytes = blink::device_scheduler_bytes(
+    blink::kNumGraphKeys, blink::kNumSlots, blink::kMaxBatch, blink::kNumKvPages);
+
+// Once, before any other kernel. `execs`: see templates/README.md. `error` gets an InitializeError.
+extern "C" __global__ void __launch_bounds__(blink::kTeamThreads)
+    blink_scheduler_init(void* state, uint64_t state_bytes, void* ring, uint64_t ring_bytes,
+                         blink_step_buffers buffers, const uint64_t* execs,
+                         blink::HostMailbox* mailbox, uint32_t* error) {
+  blink::BlockThreads team = block_team();
+  blink::initialize_device_scheduler(state, state_bytes, team, ring, ring_bytes, buffers,
+                                     blink::graph_table(), blink::kMaxPrefillTokens, execs, mailbox,
+                                     error);
+}
+
+// chained: the last node of every captured graph.
+extern "C" __global__ void __launch_bounds__(blink::kTeamThreads)
+    blink_scheduler_step(void* state) {
+  blink::BlockThreads team = block_team();
+  blink::run_chained_step(state, team);
+}
+
+// chained: the idle graph's one node.
+extern "C" __global__ void __launch_bounds__(blink::kTeamThreads)
+    blink_scheduler_idle(void* state) {
+  blink::BlockThreads team = block_team();
+  blink::run_chained_idle(state, team);
+}
+
+// persistent: the one node of its own graph.
+extern "C" __global__ void __launch_bounds__(blink::kTeamThreads)
+    blink_scheduler_persistent(void* state) {
+  blink::BlockThreads team = block_team();
+  blink::run_persistent(state, team, blink::kRelaunchWindow);
+}
+
+// host: commits and fills; the host launches the graph that the mailbox names.
+extern "C" __global__ void __launch_bounds__(blink::kTeamThreads)
+    blink_scheduler_host_step(void* state, uint32_t launch_error) {
+  blink::BlockThreads team = block_team();
+  blink::run_host_step(state, team, launch_error);
+}
