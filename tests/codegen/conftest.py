@@ -1,4 +1,4 @@
-"""Golden files of generated text: compared, or rewritten with `pytest tests/codegen --update-golden`."""
+"""Golden files of generated text: compared, or rewritten with `--update-golden`."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ KERNELS = (
 
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_90a", "sm_100a", "sm_120a"])
 def test_it_links(architecture: str) -> None:
-    """Guards the device side of every placement: NVRTC, nvJitLink and libcudadevrt, nothing else."""
+    """Guards the device side of every placement, with NVRTC, nvJitLink and libcudadevrt alone."""
     plan = replace(make_plan(), target=architecture)
     cubin = compile_cuda(render_scheduler(plan, architecture), architecture)
     assert cubin[:4] == b"\x7fELF"
