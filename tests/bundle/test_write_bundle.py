@@ -1,0 +1,177 @@
+"""A real model through compile and bundle: whole or absent, the same bytes, and right tokens."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from blinkc.bundle import write_bundle as module
+from blinkc.bundle.cross_check import cross_check
+from blinkc.bundle.manifest import MANIFEST_NAME, Manifest, manifest_to_bytes
+from blinkc.bundle.reader import open_bundle
+from blinkc.bundle.verify_bundle import verify_bundle
+from blinkc.bundle.write_bundle import BundleConfig, write_bundle
+from blinkc.capture.plan_capture import CaptureConfig
+from blinkc.config import CompileConfig
+from blinkc.errors import BlinkError
+from blinkc.pipeline import compile_model
+from blinkc.progress import Progress
+from tests.bundle.tiny_model import TEMPLATE, write_tiny_model
+
+QUIET = Progress(quiet=True)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_model(tmp_path_factory.mktemp("tiny") / "tiny-llama")
+
+
+@pytest.fixture(scope="module")
+def build(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("build") / "b"
+    capture = CaptureConfig(max_batch=2, max_seqlen=96, max_prefill_tokens=32, num_slots=4)
+    compile_model(CompileConfig(model=str(model), capture=capture), path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def bundle(build: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    output = tmp_path_factory.mktemp("bundle") / "bundle"
+    write_bundle(BundleConfig(build=build, output=output), QUIET)
+    return output
+
+
+def test_golden_tokens_are_transformers_own(bundle: Path) -> None:
+    with open_bundle(bundle) as opened:
+        golden = opened.manifest.golden
+    assert golden is not None
+    assert len(golden.output_token_ids) == module.NUM_GOLDEN_TOKENS
+    assert len(set(golden.output_token_ids)) > 3  # a stuck model would agree with itself
+    assert golden.checked_against.startswith("transformers ")
+    assert verify_bundle(bundle, progress=QUIET).golden == "gives its tokens"
+
+
+def test_cross_check_finds_one_wrong_token(bundle: Path, model: Path) -> None:
+    with open_bundle(bundle) as opened:
+        golden = opened.manifest.golden
+    assert golden is not None
+    wrong = list(golden.output_token_ids)
+    wrong[7] = (wrong[7] + 1) % 300
+    with pytest.raises(BlinkError, match="position 7"):
+        cross_check(model, golden.prompt_token_ids, wrong)
+
+
+def test_bundle_carries_tokenizer_template_and_provenance(bundle: Path) -> None:
+    with open_bundle(bundle) as opened:
+        manifest = opened.manifest
+        template = manifest.tokenizer.chat_template
+        assert template is not None and opened.read_bytes(template).decode() == TEMPLATE
+    assert manifest.model_name == "tiny-llama"
+    assert manifest.tokenizer.compiled is not None
+    assert manifest.tokenizer.eos_token_ids == (1,)
+    assert manifest.tokenizer.bos_token_id == 0
+    assert manifest.tokenizer.special_token_ids == (0, 1)
+    assert {"torch", "transformers", "onnx", "c++", "blinkc"} <= set(manifest.tools)
+    assert "--max-seqlen 96" in manifest.rebuild
+    text = (bundle / MANIFEST_NAME).read_text()
+    assert str(bundle.parent.parent) not in text  # no path of this machine
+
+
+def test_same_build_gives_the_same_bytes(bundle: Path, build: Path, tmp_path: Path) -> None:
+    write_bundle(BundleConfig(build=build, output=tmp_path / "again"), QUIET)
+    for path in sorted(p for p in bundle.rglob("*") if p.is_file()):
+        other = tmp_path / "again" / path.relative_to(bundle)
+        assert path.read_bytes() == other.read_bytes(), path
+
+
+def test_archive_runs_in_place(build: Path, tmp_path: Path) -> None:
+    output = tmp_path / "model.blink"
+    write_bundle(BundleConfig(build=build, output=output, archive=True), QUIET)
+    assert verify_bundle(output, progress=QUIET).golden == "gives its tokens"
+
+
+def test_referenced_weights_give_the_same_tokens(
+    build: Path, bundle: Path, model: Path, tmp_path: Path
+) -> None:
+    output = tmp_path / "referring"
+    manifest = write_bundle(BundleConfig(build=build, output=output, embed_weights=False), QUIET)
+    assert [Path(f.path).name for f in manifest.external_files] == ["model.safetensors"]
+    with open_bundle(bundle) as embedded:
+        assert manifest.golden == embedded.manifest.golden
+
+
+def test_build_moved_to_another_place_with_its_weights(
+    build: Path, model: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(build, tmp_path / "b")
+    shutil.copytree(model, tmp_path / "m")
+    paths = json.loads((tmp_path / "b" / "weight_paths.json").read_text())
+    for entry in paths.values():
+        entry["path"] = "/nowhere/model.safetensors"
+    (tmp_path / "b" / "weight_paths.json").write_text(json.dumps(paths))
+    config = BundleConfig(build=tmp_path / "b", output=tmp_path / "out", cross_check=False)
+    with pytest.raises(BlinkError, match="missing or have changed"):
+        write_bundle(config, QUIET)
+    write_bundle(replace(config, weights_from=(tmp_path / "m",)), QUIET)
+    verify_bundle(tmp_path / "out", progress=QUIET)
+
+
+def test_failure_half_way_leaves_nothing(
+    build: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = BundleConfig(build=build, output=tmp_path / "out", cross_check=False)
+
+    def fail(*_: Any, **__: Any) -> list[int]:
+        raise BlinkError("the golden prompt failed")
+
+    monkeypatch.setattr(module, "run_golden", fail)
+    with pytest.raises(BlinkError, match="golden"):
+        write_bundle(config, QUIET)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_failure_half_way_keeps_the_old_bundle(
+    build: Path, bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(bundle, tmp_path / "out")
+
+    def fail(*_: Any, **__: Any) -> list[int]:
+        raise BlinkError("no")
+
+    monkeypatch.setattr(module, "run_golden", fail)
+    with pytest.raises(BlinkError):
+        write_bundle(BundleConfig(build=build, output=tmp_path / "out"), QUIET)
+    verify_bundle(tmp_path / "out", progress=QUIET)
+
+
+def test_target_that_gives_other_tokens_is_found(bundle: Path, tmp_path: Path) -> None:
+    """Guards against a target that runs and is wrong, such as a graph that writes zeros."""
+    shutil.copytree(bundle, tmp_path / "b")
+    with open_bundle(bundle) as opened:
+        data = dict(opened.manifest)
+    golden = data["golden"].model_copy(update={"output_token_ids": (0,) * 16})
+    manifest = Manifest.model_validate({**data, "golden": golden})
+    (tmp_path / "b" / MANIFEST_NAME).write_bytes(manifest_to_bytes(manifest))
+    with pytest.raises(BlinkError, match="the golden prompt gives"):
+        verify_bundle(tmp_path / "b", progress=QUIET)
+
+
+def test_unfinished_build_is_refused(build: Path, tmp_path: Path) -> None:
+    shutil.copytree(build, tmp_path / "b")
+    (tmp_path / "b" / "codegen" / "target.so").write_bytes(b"")
+    with pytest.raises(BlinkError, match="codegen is missing or damaged") as caught:
+        write_bundle(BundleConfig(build=tmp_path / "b", output=tmp_path / "out"), QUIET)
+    assert "blinkc compile" in caught.value.hint
+
+
+def test_output_that_is_something_else_is_left_alone(build: Path, tmp_path: Path) -> None:
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "letter.txt").write_text("dear")
+    with pytest.raises(BlinkError, match="not a bundle"):
+        write_bundle(BundleConfig(build=build, output=tmp_path / "home"), QUIET)
+    assert (tmp_path / "home" / "letter.txt").read_text() == "dear"
