@@ -1,4 +1,4 @@
-"""Greedy tokens of the served SmolLM2 equal transformers' own in fp32, whatever happens around them."""
+"""Greedy tokens of the served SmolLM2 equal those of transformers in fp32, whatever goes on."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def roomy() -> Server:
 
 @pytest.fixture(scope="module")
 def tight() -> Server:
-    """Few pages and small prefill steps: requests must wait, pause, resume and prefill in chunks."""
+    """Few pages and small prefill steps: requests wait, pause, resume and prefill in chunks."""
     bundle = make_bundle(
         "--shapes", "auto", "--max-batch", "8", "--max-seqlen", "512",
         "--max-prefill-tokens", "48", "--num-kv-pages", "44",
