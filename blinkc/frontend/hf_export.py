@@ -12,6 +12,7 @@ import torch
 from blinkc.errors import BlinkError
 from blinkc.frontend.hf_interfaces import interfaces, tracing_positions
 from blinkc.frontend.hf_model import HollowModel
+from blinkc.frontend.hf_shortcut import skip_needless_decompositions
 
 OPSET = 18
 STEP_INPUTS = ("input_ids", "positions", "rows")
@@ -161,17 +162,18 @@ def _onnx_from_exported(exported: Any) -> Any:
     ) -> Any:
         return domain.MoeExperts(x, ids, weights, gate_up, down, activation=activation)
 
-    return torch.onnx.export(
-        exported,
-        dynamo=True,
-        optimize=False,
-        verbose=False,
-        opset_version=OPSET,
-        custom_translation_table={
-            torch.ops.blink.paged_attention.default: translate_attention,
-            torch.ops.blink.moe_experts.default: translate_experts,
-        },
-    )
+    with skip_needless_decompositions():
+        return torch.onnx.export(
+            exported,
+            dynamo=True,
+            optimize=False,
+            verbose=False,
+            opset_version=OPSET,
+            custom_translation_table={
+                torch.ops.blink.paged_attention.default: translate_attention,
+                torch.ops.blink.moe_experts.default: translate_experts,
+            },
+        )
 
 
 def _proto_from_program(program: Any) -> onnx.ModelProto:

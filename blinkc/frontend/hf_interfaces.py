@@ -17,7 +17,7 @@ import torch
 from transformers import masking_utils
 from transformers.integrations import moe
 from transformers.masking_utils import AttentionMaskInterface
-from transformers.modeling_utils import AttentionInterface
+from transformers.modeling_utils import AttentionInterface, PreTrainedModel
 
 from blinkc.errors import BlinkError
 
@@ -233,7 +233,13 @@ def interfaces() -> Iterator[None]:
     AttentionMaskInterface.register(IMPLEMENTATION, mark_mask)
     moe.ExpertsInterface.register(IMPLEMENTATION, run_experts)
     # Rows of our batch axis are tokens of unrelated requests: there is nothing to detect.
-    with mock.patch.object(masking_utils, "find_packed_sequence_indices", lambda _ids: None):
+    with (
+        mock.patch.object(masking_utils, "find_packed_sequence_indices", lambda _ids: None),
+        # It looks into the ids only to warn.
+        mock.patch.object(
+            PreTrainedModel, "warn_if_padding_and_no_attention_mask", lambda *_: None
+        ),
+    ):
         yield
 
 

@@ -148,6 +148,14 @@ def _rule_cast(context: NodeContext, inputs: Operands) -> list[Operand]:
     return [elementwise(context, "Cast", [operand], dtype, to=context.attributes["to"])]
 
 
+def _rule_cast_like(context: NodeContext, inputs: Operands) -> list[Operand]:
+    operand, dtype = _required(context, inputs, 0), _required(context, inputs, 1).dtype
+    if dtype == operand.dtype:
+        return [operand]
+    to = onnx.helper.np_dtype_to_tensor_dtype(dtype)
+    return [elementwise(context, "Cast", [operand], dtype, to=to)]
+
+
 def _rule_pow(context: NodeContext, inputs: Operands) -> list[Operand]:
     base, exponent = _required(context, inputs, 0), _required(context, inputs, 1)
     known = exponent.value
@@ -367,10 +375,10 @@ def slice_axis(
     if len(span) == dim and step == 1:
         return operand
     shape = (*operand.shape[:axis], len(span), *operand.shape[axis + 1 :])
+    if not span:
+        return Operand(shape=shape, dtype=operand.dtype)  # only a concatenation may take it
     kept = kept_axes(operand.shape, axis)
     tensor = _viewed_rows(context, operand, kept)
-    if not span:
-        raise context.fail(f"it makes an empty tensor from {list(operand.shape)}")
     stop = span[-1] + (1 if step > 0 else -1)
     numbers = [span[0], stop if stop >= 0 else -(dim + 1), kept.index(axis), step]
     arguments = [context.built.constant(np.array([n], dtype=np.int64)) for n in numbers]
@@ -645,6 +653,7 @@ RULES: dict[tuple[str, str], Rule] = {
     ("", "Sub"): _rule_neutral("Sub", 0.0),
     ("", "Pow"): _rule_pow,
     ("", "Cast"): _rule_cast,
+    ("", "CastLike"): _rule_cast_like,
     ("", "Identity"): _rule_identity,
     ("", "Dropout"): _rule_identity,
     ("", "Reshape"): _rule_reshape,

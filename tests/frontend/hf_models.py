@@ -101,7 +101,7 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "glm4": ("glm4", {"head_dim": 8}),
     "stablelm": ("stablelm", {"use_qkv_bias": True}),
     "nemotron": ("nemotron", {"head_dim": 8}),
-    "exaone4": ("exaone4", {"sliding_window": 4, "sliding_window_pattern": "LG"}),
+    "exaone4": ("exaone4", {"sliding_window": 4, "sliding_window_pattern": 3}),
     "ernie4-5": ("ernie4_5", {"head_dim": 8}),
     "helium": ("helium", {"head_dim": 8}),
     "seed-oss": ("seed_oss", {"head_dim": 8}),
