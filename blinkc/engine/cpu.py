@@ -104,6 +104,7 @@ class CpuModel:
             raise BlinkError(
                 f"{library} cannot be loaded: {error}", hint="compile it again on this machine"
             ) from error
+        self._library.blink_cpu_model_logits.restype = ctypes.c_void_p
         self._library.blink_cpu_model_buffers.restype = ctypes.POINTER(_StepBuffers)
         self._weights = [np.ascontiguousarray(w, dtype=np.float32) for w in weights]
         addresses = (ctypes.c_void_p * len(weights))(*(w.ctypes.data for w in self._weights))
@@ -150,6 +151,12 @@ class CpuModel:
         """Run the step that the buffers describe, to its end."""
         if self._library.blink_cpu_model_launch(self._model, ctypes.c_uint32(key_index)):
             raise BlinkError(f"graph key {key_index}: the step does not fit")
+
+    def logits(self, num_rows: int, vocab_size: int) -> np.ndarray:
+        """Return a copy of the last step's logits, `[num_rows, vocab_size]`."""
+        address = self._library.blink_cpu_model_logits(self._model)
+        raw = (ctypes.c_float * (num_rows * vocab_size)).from_address(address)
+        return np.frombuffer(raw, dtype=np.float32).reshape(num_rows, vocab_size).copy()
 
     def close(self) -> None:
         """Free the model; the arrays must not be used any more."""

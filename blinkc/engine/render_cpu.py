@@ -72,6 +72,7 @@ class SegmentsContext:
     experts: tuple[tuple[int, int, int, int], ...]  # per token, experts, hidden, intermediate
     keys: tuple[tuple[int, int, int], ...]  # kind, batch, seqlen
     arena_bytes: int
+    logits_offset_bytes: int
     vocab_size: int
     max_step_tokens: int
     max_batch: int
@@ -120,6 +121,7 @@ class _Renderer:
             experts=tuple(self._experts_sizes()),
             keys=tuple((int(k.kind == "decode"), k.batch, k.seqlen) for k in plan.keys),
             arena_bytes=arena_bytes,
+            logits_offset_bytes=self.offsets[_logits_name(model)],
             vocab_size=model.spec.vocab_size,
             max_step_tokens=plan.max_step_tokens,
             max_batch=plan.max_batch,
@@ -284,6 +286,14 @@ class _Renderer:
                 if entry not in sizes:
                     sizes.append(entry)
         return sizes
+
+
+def _logits_name(model: SegmentedModel) -> str:
+    """Return the value that is sampled from."""
+    for call in model.calls:
+        if isinstance(call, CutOpCall) and call.op == "Sample":
+            return call.activations[0]
+    raise InternalError("the model samples nothing")
 
 
 def _storage(value: Value, where: str) -> str:

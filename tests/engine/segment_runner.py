@@ -112,6 +112,7 @@ def build_library(segments: list[Segment], folder: Path) -> SegmentLibrary:
         experts=(),
         keys=((0, 1, 1),),
         arena_bytes=64,
+        logits_offset_bytes=0,
         vocab_size=1,
         max_step_tokens=1,
         max_batch=1,

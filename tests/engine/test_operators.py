@@ -10,7 +10,7 @@ import onnx
 import pytest
 from onnx import helper
 from onnx.reference import ReferenceEvaluator
-from segment_runner import SegmentLibrary, build_library, make_segment
+from tests.engine.segment_runner import SegmentLibrary, build_library, make_segment
 
 from blinkc.engine.lower_segment import lower_segment
 from blinkc.engine.program import GemmKernel

@@ -28,6 +28,9 @@ const blink_step_buffers* blink_cpu_model_buffers(blink_cpu_model* model);
  * key's full size is run, padding included, as a captured graph would. */
 int blink_cpu_model_launch(blink_cpu_model* model, uint32_t key_index);
 
+/* Logits of the last step, fp32 [num_rows][vocab_size]; for checks. Valid until the next launch. */
+const float* blink_cpu_model_logits(const blink_cpu_model* model);
+
 void blink_cpu_model_destroy(blink_cpu_model* model);
 
 #ifdef __cplusplus

@@ -61,6 +61,7 @@ struct ModelSpec {
   uint32_t max_pages_per_lane;
   uint32_t page_size_tokens;
   uint64_t arena_bytes;
+  uint64_t logits_offset_bytes;  // in the arena
   std::span<const PackedSpec> packed;
   std::span<const CacheSpec> caches;
   std::span<const ExpertsSpec> experts;
@@ -105,6 +106,10 @@ class Model {
   }
 
   const blink_step_buffers& buffers() const { return buffers_; }
+
+  const float* logits() const {
+    return reinterpret_cast<const float*>(arena_.get() + spec_.logits_offset_bytes);
+  }
 
   // Runs the step in the buffers. No allocation, no lock.
   int launch(uint32_t key_index);
