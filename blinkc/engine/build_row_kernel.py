@@ -140,9 +140,14 @@ class _Builder(Reader):
             x, done = stack.pop()
             if done:
                 order.append(x)
-            elif id(x) not in seen and id(x) not in self.available and x.kind not in (
-                "source",
-                "constant",
+            elif (
+                id(x) not in seen
+                and id(x) not in self.available
+                and x.kind
+                not in (
+                    "source",
+                    "constant",
+                )
             ):
                 seen.add(id(x))
                 stack.append((x, True))
@@ -150,7 +155,7 @@ class _Builder(Reader):
         return order
 
     def _choose_stored(self, forced: set[int]) -> set[int]:
-        """Store what is always stored, is read more than once, or is read again for each broadcast copy."""
+        """Store what must be, what is read twice, and what each broadcast copy would redo."""
         stored = set(forced) | set(self.outputs)
         uses: dict[int, int] = {}
         for x in reversed(self.order):
@@ -252,7 +257,10 @@ class _Builder(Reader):
 
     def _emit_reduce(self, x: Tensor) -> None:
         source = x.inputs[0]
-        axes = {a if source.row_axis is None or a < source.row_axis else a - 1 for a in x.attributes["axes"]}
+        axes = {
+            a if source.row_axis is None or a < source.row_axis else a - 1
+            for a in x.attributes["axes"]
+        }
         shape = source.inner_shape
         kept = [a for a in range(len(shape)) if a not in axes]
         outer = Domain.over([shape[a] for a in kept])
@@ -294,7 +302,7 @@ class _Builder(Reader):
         )
 
     def _along(self, x: Tensor, axis: int) -> tuple[Domain, int, tuple[Index, ...]]:
-        """Return a domain over all but `axis`, the axis's inner position, and a point with the axis last."""
+        """Return a domain over all axes but one, that axis's inner position, and the point."""
         source = x.inputs[0]
         row = source.row_axis
         inner_axis = axis if row is None or axis < row else axis - 1
@@ -328,7 +336,8 @@ class _Builder(Reader):
                 self._temporary(twin)
             self.written.add(id(twin))
         values, indices = (
-            self._stores(parts[part], place) if part in parts else () for part in ("values", "indices")
+            self._stores(parts[part], place) if part in parts else ()
+            for part in ("values", "indices")
         )
         length = int(source.shape[x.attributes["axis"]])
         self.body.append(TopK(outer.extents, length, count, expr, values, indices))
@@ -365,5 +374,3 @@ class _Builder(Reader):
 def is_cheap(expr: Expr) -> bool:
     """Say whether an expression is one plain load or number, cheap to evaluate again."""
     return isinstance(expr, Load | Const | IndexValue)
-
-

@@ -1,7 +1,7 @@
 """Engine `cpu`: renders and compiles the CPU model, and drives it directly, without a scheduler.
 
-Serving goes through the scheduler of the bundle; `CpuModel` is for checks and tests: fill the step buffers,
-launch, read the sampled ids.
+Serving goes through the scheduler of the bundle; `CpuModel` is for checks and tests: fill the step
+buffers, launch, read the sampled ids.
 """
 
 from __future__ import annotations
@@ -155,8 +155,9 @@ class CpuModel:
     def logits(self, num_rows: int, vocab_size: int) -> np.ndarray:
         """Return a copy of the last step's logits, `[num_rows, vocab_size]`."""
         address = self._library.blink_cpu_model_logits(self._model)
-        raw = (ctypes.c_float * (num_rows * vocab_size)).from_address(address)
-        return np.frombuffer(raw, dtype=np.float32).reshape(num_rows, vocab_size).copy()
+        raw = (ctypes.c_float * (num_rows * vocab_size)).from_address(int(address))
+        flat: np.ndarray = np.ctypeslib.as_array(raw).copy()
+        return flat.reshape(num_rows, vocab_size)
 
     def close(self) -> None:
         """Free the model; the arrays must not be used any more."""

@@ -6,7 +6,17 @@ from dataclasses import dataclass
 from math import gcd, prod
 from typing import TYPE_CHECKING
 
-from blinkc.engine.program import Expr, FloorDiv, Gathered, Index, Load, Mod, Var, index_exprs, loads
+from blinkc.engine.program import (
+    Expr,
+    FloorDiv,
+    Gathered,
+    Index,
+    Load,
+    Mod,
+    Var,
+    index_exprs,
+    loads,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -82,7 +92,7 @@ def floordiv(index: Index, divisor: int) -> Index:
         return index
     quotient, rest = _divide(index, divisor)
     low, high = bounds(rest)
-    if 0 <= low and high < divisor:
+    if low >= 0 and high < divisor:
         return quotient
     common = gcd(divisor, *(c for _, c in rest.terms))
     if common > 1:
@@ -97,7 +107,7 @@ def mod(index: Index, divisor: int) -> Index:
         return Index()
     _, rest = _divide(index, divisor)
     low, high = bounds(rest)
-    if 0 <= low and high < divisor:
+    if low >= 0 and high < divisor:
         return rest
     common = gcd(divisor, rest.const, *(c for _, c in rest.terms))
     if common > 1:

@@ -1,8 +1,8 @@
-"""Segment -> Program: matrix products become kernels, everything between them as few row kernels as possible.
+"""Segment -> Program: products become kernels, all between them as few row kernels as can be.
 
-Stages: a product reads what row kernels of its stage wrote; what follows a product belongs to the next
-stage. One row kernel for each (stage, row dimension). A tensor runs as late as its consumers allow, so that
-it is stored between kernels only where one kernel makes it and another reads it.
+Stages: a product reads what row kernels of its stage wrote; what follows a product belongs to the
+next stage. One row kernel for each (stage, row dimension). A tensor runs as late as its consumers
+allow, so that it is stored between kernels only where one kernel makes it and another reads it.
 """
 
 from __future__ import annotations
@@ -191,7 +191,7 @@ class _Lowering:
         )
 
 
-def _same(source: Tensor):  # type: ignore[no-untyped-def]  # noqa: ANN202
+def _same(source: Tensor):  # type: ignore[no-untyped-def]
     return lambda reader, point: reader.element(source, point)
 
 

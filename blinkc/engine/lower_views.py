@@ -1,4 +1,4 @@
-"""How each ONNX operator that only moves data becomes lazy tensors: views, gathers, scatters, constants."""
+"""How ONNX operators that only move data become lazy tensors: views, gathers, scatters."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def flatten(r: NodeReader) -> Sequence[Tensor]:
 
 
 def _merge(dims: Sequence[Dim]) -> Dim:
-    """Return the one dimension that several become; a row dimension beside others is left to fail later."""
+    """Return the one dimension that several become; rows beside others fail later."""
     rows = [d for d in dims if isinstance(d, str)]
     return rows[0] if rows else math.prod(d for d in dims if isinstance(d, int))
 

@@ -1,4 +1,4 @@
-"""One ONNX node as the lowering sees it: operand tensors, attributes, and constants known at compile time."""
+"""One ONNX node as the lowering sees it: operand tensors, attributes, known constants."""
 
 from __future__ import annotations
 

@@ -42,8 +42,8 @@ class CPrinter:
     """Expression printer.
 
     Args:
-        load: prints the load of one element; gets the load, its printed index and printed row (or None).
-        functions: (op, "fp32" or "int32") -> name of the C function that computes it.
+        load: prints the load of one element; gets the load, its printed index and printed row (or
+        None). functions: (op, "fp32" or "int32") -> name of the C function that computes it.
         casts: dtype -> C type.
     """
 

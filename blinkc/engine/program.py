@@ -1,27 +1,30 @@
 """The Program: what a segment lowers to, and what the renderers (C++ and CUDA) print.
 
-A program is a list of kernels over values `[rows, size]`. Matrix products with a weight are `GemmKernel`s.
-Everything between two of them is one `RowKernel`: for each row independently, a straight-line list of
-statements over small arrays. Lowering has already done the thinking: views (reshape, transpose, slice, expand,
-concat) are index arithmetic inside loads, single-use elementwise operations are nested expressions, and what
-must be stored is a temporary of the row. A renderer prints loops.
+A program is a list of kernels over values `[rows, size]`. Matrix products with a weight are
+`GemmKernel`s. Everything between two of them is one `RowKernel`: for each row independently, a
+straight-line list of statements over small arrays. Lowering has already done the thinking: views
+(reshape, transpose, slice, expand, concat) are index arithmetic inside loads, single-use
+elementwise operations are nested expressions, and what must be stored is a temporary of the row. A
+renderer prints loops.
 
 How each statement runs, for a renderer to print:
 
-- `Map`: for every point of `extents`, evaluate `expr` once and write it through every `Store`. Points are
-  independent (any order, any thread) unless `sequential`, when they run in row-major order on one thread.
-- `Reduce`: for every point of `extents`, combine `expr` over all points of `reduce_extents`; then write.
-- `TopK`: for every point of `extents`, order the `length` candidates by value, largest first and lowest
-  index first among equals (a NaN counts as largest), and write the first `k`.
+- `Map`: for every point of `extents`, evaluate `expr` once and write it through every `Store`.
+  Points are independent (any order, any thread) unless `sequential`, when they run in row-major
+  order on one thread.
+- `Reduce`: for every point of `extents`, combine `expr` over all points of `reduce_extents`; then
+  write.
+- `TopK`: for every point of `extents`, order the `length` candidates by value, largest first and
+  lowest index first among equals (a NaN counts as largest), and write the first `k`.
 - `Scan`: for every point of `extents`, running sum of `expr` along one axis of `length`.
 
-Loop variables are numbered: `extents` first, then `reduce_extents` (or the scanned, ranked axis). A statement
-may read what an earlier one wrote; `reads()` and `writes()` say where a block needs a barrier. No statement
-reads what it writes itself, except a sequential `Map` with `accumulate`.
+Loop variables are numbered: `extents` first, then `reduce_extents` (or the scanned, ranked axis). A
+statement may read what an earlier one wrote; `reads()` and `writes()` say where a block needs a
+barrier. No statement reads what it writes itself, except a sequential `Map` with `accumulate`.
 
-Number types: "fp32", "fp16", "bf16", "int32", "bool" (one byte). There is no int64: ids, positions and
-expert ids fit, and buffers of integer values are int32 everywhere. Half types are storage types: a renderer
-computes in fp32 and rounds where a value is stored (and at an explicit "cast").
+Number types: "fp32", "fp16", "bf16", "int32", "bool" (one byte). There is no int64: ids, positions
+and expert ids fit, and buffers of integer values are int32 everywhere. Half types are storage
+types: a renderer computes in fp32 and rounds where a value is stored (and at an explicit "cast").
 """
 
 from __future__ import annotations
@@ -64,9 +67,12 @@ class Mod:
 
 @dataclass(frozen=True, slots=True)
 class Gathered:
-    """An index read from data: an int32 expression. Negative values count from `limit`; the renderer clamps
-    the result to `[0, limit)`, so that a bad id cannot read outside its table. `limit` 0: not known at
-    compile time (a row number), no clamp."""
+    """An index read from data: an int32 expression.
+
+    Negative values count from `limit`; the renderer clamps the result to `[0, limit)`, so that a
+    bad id cannot read outside its table. `limit` 0: not known at compile time (a row number), no
+    clamp.
+    """
 
     expr: Expr
     limit: int
@@ -74,7 +80,7 @@ class Gathered:
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """`const + sum(coefficient * atom)`; built with blinkc.engine.indexing, which keeps it simplified."""
+    """`const + sum(coefficient * atom)`; blinkc.engine.indexing builds it, simplified."""
 
     const: int = 0
     terms: tuple[tuple[Var | FloorDiv | Mod | Gathered, int], ...] = ()
@@ -95,9 +101,9 @@ class Const:
 class Load:
     """One element of a buffer, by name.
 
-    A row buffer (a value of the program): element `index` of the kernel's own row, or of row `row` where that
-    is given (`h[rows]`: a kernel over samples reads a value of tokens). A weight, constant or temporary:
-    element `index` of its flat array; then `row` is None.
+    A row buffer (a value of the program): element `index` of the kernel's own row, or of row `row`
+    where that is given (`h[rows]`: a kernel over samples reads a value of tokens). A weight,
+    constant or temporary: element `index` of its flat array; then `row` is None.
     """
 
     buffer: str
@@ -115,7 +121,7 @@ class IndexValue:
 
 @dataclass(frozen=True, slots=True)
 class Apply:
-    """An operation of `OPS` on scalars. All arguments have one dtype except where's first (bool)."""
+    """An operation of `OPS` on scalars; arguments have one dtype except where's first (bool)."""
 
     op: str
     args: tuple[Expr, ...]
@@ -171,7 +177,7 @@ OPS: dict[str, int] = {
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """Where a result goes: a row buffer written by the kernel (its own row) or a temporary, at `index`."""
+    """Where a result goes: element `index` of the own row of a row buffer, or of a temporary."""
 
     buffer: str
     index: Index
@@ -186,7 +192,9 @@ class Map:
     expr: Expr
     stores: tuple[Store, ...]
     sequential: bool = False
-    accumulate: str = "none"  # "none", "add", "mul", "min", "max": combine with what is stored (scatter)
+    accumulate: str = (
+        "none"  # "none", "add", "mul", "min", "max": combine with what is stored (scatter)
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,8 +212,8 @@ class Reduce:
 class TopK:
     """The `k` largest of `length` candidates, in order.
 
-    `expr` uses variable `len(extents)` for the candidate; the stores use it for the rank, in `[0, k)`.
-    `values` and `indices` (int32) may each be empty.
+    `expr` uses variable `len(extents)` for the candidate; the stores use it for the rank, in `[0,
+    k)`. `values` and `indices` (int32) may each be empty.
     """
 
     extents: tuple[int, ...]
@@ -275,7 +283,8 @@ class Temporary:
 class GemmKernel:
     """`out[rows, n] = x[rows, k] @ W^T (+ bias)`, accumulated in fp32.
 
-    `weight_layout` "nk": the weight is `[n, k]`; "kn": `[k, n]`. `bias` names a weight of shape `[n]`.
+    `weight_layout` "nk": the weight is `[n, k]`; "kn": `[k, n]`. `bias` names a weight of shape
+    `[n]`.
     """
 
     rows: str
@@ -308,8 +317,9 @@ Kernel = GemmKernel | RowKernel
 class Program:
     """One lowered segment.
 
-    Buffers by name: `inputs`, `outputs` and `intermediates` are row buffers (names distinct from each other);
-    `weights` and `constants` are shared by all rows. Kernels run in order. An output is never an input.
+    Buffers by name: `inputs`, `outputs` and `intermediates` are row buffers (names distinct from
+    each other); `weights` and `constants` are shared by all rows. Kernels run in order. An output
+    is never an input.
     """
 
     name: str

@@ -218,7 +218,9 @@ class _Renderer:
             "sinks": sinks,
             "out": self._value(call.outputs[0], "float"),
             "cache": f"step.cache({layer})",
-            "positions": positions if positions.startswith("step.buffers") else "step.buffers.positions",
+            "positions": positions
+            if positions.startswith("step.buffers")
+            else "step.buffers.positions",
             "token_row": "step.buffers.token_row",
             "row_lane": "step.buffers.row_lane",
             "page_table": "step.buffers.page_table",
@@ -306,7 +308,7 @@ def _storage(value: Value, where: str) -> str:
 
 
 def member_names(program: Program) -> dict[str, str]:
-    """Give every buffer of a program a C++ name: x inputs, y outputs, v between, w weights, c tables."""
+    """Give every buffer a C++ name: x inputs, y outputs, v between, w weights, k... tables."""
     names: dict[str, str] = {}
     groups = {
         "x": program.inputs,

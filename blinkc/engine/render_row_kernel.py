@@ -5,7 +5,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from blinkc.engine.print_c import CPrinter, print_number
-from blinkc.engine.program import Load, Map, Program, Reduce, RowKernel, Scan, Statement, Store, TopK
+from blinkc.engine.program import (
+    Load,
+    Map,
+    Program,
+    Reduce,
+    RowKernel,
+    Scan,
+    Statement,
+    Store,
+    TopK,
+)
 from blinkc.errors import BlinkError, InternalError
 
 if TYPE_CHECKING:
@@ -49,7 +59,8 @@ MAX_STACK_BYTES = 1 << 20  # temporaries of one kernel; threads have 8 MiB
 def render_row_kernel(program: Program, kernel: RowKernel, names: dict[str, str]) -> list[str]:
     """Return the body's lines, for inside `for (row ...)`.
 
-    `names` gives the C++ name of every value, weight and constant: values and weights are members of `a`.
+    `names` gives the C++ name of every value, weight and constant: values and weights are members
+    of `a`.
     """
     return _Renderer(program, kernel, names).lines()
 
@@ -60,7 +71,9 @@ class _Renderer:
         self.kernel = kernel
         self.names = names
         self.temporaries = {x.name: x for x in kernel.temporaries}
-        self.values = {v.name: v for v in (*program.inputs, *program.outputs, *program.intermediates)}
+        self.values = {
+            v.name: v for v in (*program.inputs, *program.outputs, *program.intermediates)
+        }
         self.weights = {w.name: w for w in program.weights}
         self.constants = {c.name for c in program.constants}
         self.printer = CPrinter(self._load, FUNCTIONS, C_TYPES)

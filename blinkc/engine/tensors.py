@@ -1,7 +1,8 @@
 """Tensors of a segment seen lazily: each knows how one of its elements is computed from its inputs.
 
-A tensor's shape may hold one row dimension, `TOKENS` or `SAMPLES`, at any axis; the rest is static. An element
-is asked for by a full-rank point whose entry at the row axis is None (the kernel's own row) or a row index.
+A tensor's shape may hold one row dimension, `TOKENS` or `SAMPLES`, at any axis; the rest is static.
+An element is asked for by a full-rank point whose entry at the row axis is None (the kernel's own
+row) or a row index.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ Point = tuple[Index | None, ...]
 Element = "Callable[[Reader, Point], Expr]"
 
 
-class Split(Exception):  # noqa: N818 - control flow, not an error
+class Split(Exception):
     """A concat needs its consumer's loop `position` cut at `at`."""
 
     def __init__(self, position: int, at: int) -> None:
@@ -36,7 +37,7 @@ class Split(Exception):  # noqa: N818 - control flow, not an error
         self.at = at
 
 
-class MustStore(Exception):  # noqa: N818 - control flow, not an error
+class MustStore(Exception):
     """A tensor cannot be read inside an expression and has to be stored first."""
 
     def __init__(self, tensor: Tensor) -> None:
@@ -56,8 +57,8 @@ class Reader:
 class Tensor:
     """One value of the segment.
 
-    kind: "source" (input or weight: a buffer), "constant", "view" (only index arithmetic), "compute"
-    (elementwise), "reduce", "topk", "scan", "scatter" (always stored) or "gemm".
+    kind: "source" (input or weight: a buffer), "constant", "view" (only index arithmetic),
+    "compute" (elementwise), "reduce", "topk", "scan", "scatter" (always stored) or "gemm".
     """
 
     name: str
@@ -171,9 +172,7 @@ def broadcast_point(tensor: Tensor, point: Point) -> Point:
     return tuple(Index() if dim == 1 else i for dim, i in zip(tensor.shape, tail, strict=True))
 
 
-def compute(
-    node: str, op: str, inputs: Sequence[Tensor], dtype: str, name: str = ""
-) -> Tensor:
+def compute(node: str, op: str, inputs: Sequence[Tensor], dtype: str, name: str = "") -> Tensor:
     """Apply an elementwise operation of `program.OPS`, with broadcasting."""
     shape = broadcast(node, [t.shape for t in inputs])
     operands = tuple(inputs)
@@ -324,9 +323,7 @@ def gather(node: str, data: Tensor, indices: Tensor, axis: int) -> Tensor:
 
     def element(reader: Reader, point: Point) -> Expr:
         picked = reader.element(indices, point[axis : axis + rank])
-        return reader.element(
-            data, (*point[:axis], index_of(picked, limit), *point[axis + rank :])
-        )
+        return reader.element(data, (*point[:axis], index_of(picked, limit), *point[axis + rank :]))
 
     if foreign:
         return Tensor(

@@ -16,9 +16,9 @@ from blinkc.engine.lower_segment import lower_segment
 from blinkc.engine.program import Program
 from blinkc.engine.render_cpu import (
     SegmentsContext,
-    segment_text,
     member_names,
     packed_member,
+    segment_text,
     weight_uses,
 )
 from blinkc.surgery.segments import Segment, ValueSpec
@@ -121,7 +121,11 @@ def build_library(segments: list[Segment], folder: Path) -> SegmentLibrary:
     )
     source = render_template("segments.cpp.jinja", context)
     source += "\n".join(_entry(p) for p in programs.values())
-    compile_cpu({"segments.cpp": source}, out=folder / "segments.so", flags={"segments.cpp": ["-O2", "-Wno-unused-variable"]})
+    compile_cpu(
+        {"segments.cpp": source},
+        out=folder / "segments.so",
+        flags={"segments.cpp": ["-O2", "-Wno-unused-variable"]},
+    )
     library = ctypes.CDLL(str(folder / "segments.so"))
     return SegmentLibrary({s.name: s for s in segments}, programs, library)
 
@@ -142,12 +146,14 @@ def _entry(program: Program) -> str:
             member = packed_member(names, gemm)
             transposed = "true" if gemm.weight_layout == "kn" else "false"
             lines.append(
-                f"PackedWeight {member} = pack_weight(team, {pointer}, {gemm.n}, {gemm.k}, {transposed});"
+                f"PackedWeight {member} = "
+                f"pack_weight(team, {pointer}, {gemm.n}, {gemm.k}, {transposed});"
                 f" a.{member} = &{member};"
             )
     body = "\n  ".join(lines)
     return f"""
-extern "C" void test_{program.name}(void** p, uint32_t num_tokens, uint32_t num_rows, uint32_t threads) {{
+extern "C" void test_{program.name}(void** p, uint32_t num_tokens, uint32_t num_rows, uint32_t
+threads) {{
   using namespace blink::cpu;
   Team team(threads);
   {program.name}_args a;

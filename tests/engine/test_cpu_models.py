@@ -29,7 +29,11 @@ def small_plan() -> Any:
     """Return the part of a capture plan that rendering reads: pages of 4 tokens, two keys."""
     keys = (GraphKey("prefill", MAX_BATCH, 32), GraphKey("decode", MAX_BATCH, 64))
     return SimpleNamespace(
-        max_step_tokens=32, max_batch=MAX_BATCH, max_pages_per_lane=16, page_size_tokens=4, keys=keys
+        max_step_tokens=32,
+        max_batch=MAX_BATCH,
+        max_pages_per_lane=16,
+        page_size_tokens=4,
+        keys=keys,
     )
 
 
@@ -48,9 +52,7 @@ def load(library: Path, weights: list[np.ndarray], threads: int = 2) -> CpuModel
     return CpuModel(library, weights, num_kv_pages=MAX_BATCH * 16 + 1, num_threads=threads)
 
 
-MATRIX = [
-    name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in CONFIGS
-]
+MATRIX = [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in CONFIGS]
 
 
 @pytest.mark.parametrize("name", MATRIX)
@@ -87,7 +89,9 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, list[
     yield compile_model(folder)
 
 
-def generate(model: CpuModel, prompts: list[list[int]], count: int, **options: Any) -> list[list[int]]:
+def generate(
+    model: CpuModel, prompts: list[list[int]], count: int, **options: Any
+) -> list[list[int]]:
     """Generate in one batch; returns what each prompt got."""
     driver = StepDriver(model)
     requests = [Request(list(p), lane, **options) for lane, p in enumerate(prompts)]
@@ -106,7 +110,9 @@ def test_tokens_do_not_depend_on_the_batch(tiny: tuple[Path, list[np.ndarray], i
         assert together == alone
         assert generate(model, prompts[::-1], 20) == alone[::-1]
         hot = generate(model, prompts, 12, temperature=1.5, top_p=0.9, seed=3)
-        assert hot == [generate(model, [p], 12, temperature=1.5, top_p=0.9, seed=3)[0] for p in prompts]
+        assert hot == [
+            generate(model, [p], 12, temperature=1.5, top_p=0.9, seed=3)[0] for p in prompts
+        ]
 
 
 def test_logits_are_bitwise_equal_in_any_chunks(tiny: tuple[Path, list[np.ndarray], int]) -> None:
