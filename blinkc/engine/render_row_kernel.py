@@ -62,7 +62,19 @@ def render_row_kernel(program: Program, kernel: RowKernel, names: dict[str, str]
     `names` gives the C++ name of every value, weight and constant: values and weights are members
     of `a`.
     """
-    return _Renderer(program, kernel, names).lines()
+    return _indent(_Renderer(program, kernel, names).lines())
+
+
+def _indent(lines: list[str]) -> list[str]:
+    """Indent by open braces."""
+    result, depth = [], 0
+    for line in lines:
+        if line.startswith("}"):
+            depth -= 1
+        result.append("  " * depth + line)
+        if line.endswith("{"):
+            depth += 1
+    return result
 
 
 class _Renderer:

@@ -26,10 +26,11 @@ struct AttentionSizes {
   float scale, softcap;
 };
 
-extern "C" void test_attention(const AttentionSizes* s, const float* q, const float* k, const float* v,
-                               const float* sinks, float* cache, const int32_t* positions,
-                               const int32_t* token_row, const int32_t* row_lane,
-                               const int32_t* page_table, uint32_t threads, float* out) {
+extern "C" void test_attention(const AttentionSizes* s, const float* q, const float* k,
+                               const float* v, const float* sinks, float* cache,
+                               const int32_t* positions, const int32_t* token_row,
+                               const int32_t* row_lane, const int32_t* page_table, uint32_t threads,
+                               float* out) {
   Team team(threads);
   const size_t stride = size_t{s->max_pages} * s->page_size + 16;
   std::vector<float> scores(stride * team.num_threads());
@@ -58,9 +59,10 @@ extern "C" void test_attention(const AttentionSizes* s, const float* q, const fl
 }
 
 extern "C" void test_experts(const float* x, const int32_t* ids, const float* weights,
-                             const float* gate_up, const float* down, uint32_t tokens, uint32_t hidden,
-                             uint32_t middle, uint32_t num_experts, uint32_t per_token,
-                             uint32_t activation, uint32_t threads, float* out) {
+                             const float* gate_up, const float* down, uint32_t tokens,
+                             uint32_t hidden, uint32_t middle, uint32_t num_experts,
+                             uint32_t per_token, uint32_t activation, uint32_t threads,
+                             float* out) {
   Team team(threads);
   std::vector<PackedWeight> first;
   std::vector<PackedWeight> second;
@@ -71,16 +73,17 @@ extern "C" void test_experts(const float* x, const int32_t* ids, const float* we
   }
   ExpertsScratch scratch;
   scratch.reserve(tokens, per_token, num_experts, hidden, middle);
-  const ExpertsArgs args{x,      ids,    weights, first.data(), second.data(), out, tokens,
-                         hidden, middle, num_experts, per_token,
-                         static_cast<Activation>(activation)};
+  const ExpertsArgs args{
+      x,      ids,    weights, first.data(), second.data(), out,
+      tokens, hidden, middle,  num_experts,  per_token,     static_cast<Activation>(activation)};
   auto job = [&](Worker& worker) { moe_experts(worker, args, scratch); };
   team.run(job);
 }
 
 // Samples `count` tokens from one row, with token indices 0 .. count-1.
 extern "C" void test_sample(const float* logits, uint32_t vocab, uint64_t seed, float temperature,
-                            uint32_t top_k, float top_p, float min_p, uint32_t count, int32_t* out) {
+                            uint32_t top_k, float top_p, float min_p, uint32_t count,
+                            int32_t* out) {
   SampleScratch scratch;
   blink_sampling_params params{};
   params.seed = seed;

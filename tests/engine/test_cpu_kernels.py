@@ -104,7 +104,7 @@ class Sizes(ctypes.Structure):
             "max_pages",
             "num_pages",
             "window",
-        )  # fmt: skip
+        )
     ] + [("scale", F32), ("softcap", F32)]
 
 

@@ -1,7 +1,7 @@
 // Paged attention of one layer: appends the step's keys and values to their pages, then attends.
 //
-// Every query is computed by one fixed sequence of operations over its own keys, oldest first, in pages; which
-// other queries are in the step, and which thread runs it, changes nothing.
+// Every query is computed by one fixed sequence of operations over its own keys, oldest first, in
+// pages; which other queries are in the step, and which thread runs it, changes nothing.
 #pragma once
 
 #include <cmath>
@@ -29,12 +29,12 @@ struct AttentionArgs {
   uint32_t num_q_heads;
   uint32_t num_kv_heads;
   uint32_t head_dim;
-  uint32_t page_size;          // tokens
+  uint32_t page_size;  // tokens
   uint32_t max_pages_per_lane;
   uint32_t num_pages;
-  uint32_t window;             // keys a query sees, its own included; 0: all
+  uint32_t window;  // keys a query sees, its own included; 0: all
   float scale;
-  float softcap;               // 0: off
+  float softcap;  // 0: off
 };
 
 struct AttentionScratch {
@@ -61,7 +61,8 @@ inline Vector8 sum_lanes(const Vector8 (&a)[8]) {
   Vector8 c[2];
   for (int i = 0; i < 2; ++i) {
     const Vector8 low = __builtin_shuffle(b[2 * i], b[2 * i + 1], Mask{0, 1, 8, 9, 4, 5, 12, 13});
-    const Vector8 high = __builtin_shuffle(b[2 * i], b[2 * i + 1], Mask{2, 3, 10, 11, 6, 7, 14, 15});
+    const Vector8 high =
+        __builtin_shuffle(b[2 * i], b[2 * i + 1], Mask{2, 3, 10, 11, 6, 7, 14, 15});
     c[i] = low + high;
   }
   const Vector8 low = __builtin_shuffle(c[0], c[1], Mask{0, 1, 2, 3, 8, 9, 10, 11});
@@ -76,7 +77,8 @@ inline const float* page_of(const AttentionArgs& a, const int32_t* pages, uint32
   return a.cache + line * a.page_size * a.head_dim;
 }
 
-// Whether the token's place lies in its lane's pages; a scheduler's mistake must not write elsewhere.
+// Whether the token's place lies in its lane's pages; a scheduler's mistake must not write
+// elsewhere.
 inline bool has_place(const AttentionArgs& a, uint32_t token) {
   const int64_t position = a.positions[token];
   if (a.token_row[token] < 0 || position < 0) return false;
@@ -104,7 +106,8 @@ inline void append_token(const AttentionArgs& a, uint32_t token) {
   }
 }
 
-// Scores of keys [begin, end) of one page against q; writes eight at a time, the excess is overwritten later.
+// Scores of keys [begin, end) of one page against q; writes eight at a time, the excess is
+// overwritten later.
 inline void score_page(const float* q, const float* keys, uint32_t head_dim, uint32_t count,
                        float* scores) {
   for (uint32_t first = 0; first < count; first += 8) {
@@ -205,7 +208,8 @@ inline void attend(const AttentionArgs& a, uint32_t token, uint32_t head, float*
 }
 
 // Two phases: all keys and values of the step are in place before any query runs.
-inline void paged_attention(Worker& worker, const AttentionArgs& a, const AttentionScratch& scratch) {
+inline void paged_attention(Worker& worker, const AttentionArgs& a,
+                            const AttentionScratch& scratch) {
   const RowChunks appends(a.num_tokens, worker.num_threads());
   worker.phase(appends.count(), [&](uint32_t chunk) {
     for (uint32_t t = appends.begin(chunk); t < appends.end(chunk); ++t) append_token(a, t);

@@ -1,5 +1,5 @@
-// Mixture of experts: rows are grouped by expert, each expert's weights are streamed once, and each token adds
-// its experts' results in the order its routing gave them.
+// Mixture of experts: rows are grouped by expert, each expert's weights are streamed once, and each
+// token adds its experts' results in the order its routing gave them.
 #pragma once
 
 #include <cstdint>
@@ -43,13 +43,13 @@ struct ExpertsArgs {
 
 // Sized once for the largest step of any experts layer.
 struct ExpertsScratch {
-  std::vector<uint32_t> begin;  // [num_experts + 1] first grouped row of each expert
-  std::vector<uint32_t> source; // [tokens * per_token] token of each grouped row
-  std::vector<uint32_t> place;  // [tokens * per_token] grouped row of each choice; ~0: none
-  std::vector<float> x;         // [tokens * per_token, hidden]
-  std::vector<float> gate_up;   // [tokens * per_token, 2 * intermediate]
-  std::vector<float> middle;    // [tokens * per_token, intermediate]
-  std::vector<float> y;         // [tokens * per_token, hidden]
+  std::vector<uint32_t> begin;   // [num_experts + 1] first grouped row of each expert
+  std::vector<uint32_t> source;  // [tokens * per_token] token of each grouped row
+  std::vector<uint32_t> place;   // [tokens * per_token] grouped row of each choice; ~0: none
+  std::vector<float> x;          // [tokens * per_token, hidden]
+  std::vector<float> gate_up;    // [tokens * per_token, 2 * intermediate]
+  std::vector<float> middle;     // [tokens * per_token, intermediate]
+  std::vector<float> y;          // [tokens * per_token, hidden]
 
   void reserve(uint32_t tokens, uint32_t per_token, uint32_t num_experts, uint32_t hidden,
                uint32_t intermediate) {
@@ -70,7 +70,9 @@ struct ExpertsScratch {
 inline void group_by_expert(const ExpertsArgs& a, ExpertsScratch& s) {
   const uint32_t choices = a.num_tokens * a.per_token;
   std::fill_n(s.begin.begin(), a.num_experts + 1, 0u);
-  auto chosen = [&](uint32_t i) { return static_cast<uint32_t>(a.ids[i]); };  // negative: past the end
+  auto chosen = [&](uint32_t i) {
+    return static_cast<uint32_t>(a.ids[i]);
+  };  // negative: past the end
   for (uint32_t i = 0; i < choices; ++i) {
     if (chosen(i) < a.num_experts) s.begin[chosen(i) + 1] += 1;
   }
@@ -100,7 +102,8 @@ inline void grouped_gemm(Worker& worker, const ExpertsArgs& a, const ExpertsScra
     if (rows == 0) return;
     const uint32_t strip = chunk % across * size;
     const PackedWeight& w = weights[expert];
-    const GemmArgs g{w, x + size_t{s.begin[expert]} * w.k, out + size_t{s.begin[expert]} * w.n, nullptr};
+    const GemmArgs g{w, x + size_t{s.begin[expert]} * w.k, out + size_t{s.begin[expert]} * w.n,
+                     nullptr};
     gemm_strips(g, 0, rows, strip, std::min(strips, strip + size));
   });
 }

@@ -1,10 +1,11 @@
 // Matrix products with packed weights: out[rows, n] = x[rows, k] * W[n, k]^T (+ bias).
 //
-// A weight is packed once, at start, into strips of 8 columns, each in order of k, so that the product streams
-// it in one direction. Every output element is one chain of fused multiply-adds over i = 0 .. k-1, whatever the
-// number of rows and however the work is cut: results are bitwise the same alone and in a batch. A weight whose
-// numbers are all exact in bfloat16 (checkpoints often are) is packed in 16 bits, which halves the memory
-// traffic and changes no result. DESIGN.md beside this file says why tiles have the shapes they have.
+// A weight is packed once, at start, into strips of 8 columns, each in order of k, so that the
+// product streams it in one direction. Every output element is one chain of fused multiply-adds
+// over i = 0 .. k-1, whatever the number of rows and however the work is cut: results are bitwise
+// the same alone and in a batch. A weight whose numbers are all exact in bfloat16 (checkpoints
+// often are) is packed in 16 bits, which halves the memory traffic and changes no result. DESIGN.md
+// beside this file says why tiles have the shapes they have.
 #pragma once
 
 #include <algorithm>
@@ -42,7 +43,8 @@ inline VectorU8 load_words(const uint32_t* p) {
   return v;
 }
 
-// One rounding everywhere: a separate multiply and add would make results depend on the compiler's mood.
+// One rounding everywhere: a separate multiply and add would make results depend on the compiler's
+// mood.
 inline Vector8 fma8(Vector8 a, Vector8 b, Vector8 c) {
 #if defined(__AVX2__) && defined(__FMA__)
   return std::bit_cast<Vector8>(_mm256_fmadd_ps(std::bit_cast<__m256>(a), std::bit_cast<__m256>(b),
@@ -55,28 +57,29 @@ inline Vector8 fma8(Vector8 a, Vector8 b, Vector8 c) {
 }
 
 constexpr uint32_t kStripColumns = 8;
-constexpr uint32_t kStreamStrips = 8;   // side by side for one row: hides the latency of the chains
-constexpr uint32_t kMaxTileRows = 6;    // times 2 strips: 12 accumulators of 16 vector registers
+constexpr uint32_t kStreamStrips = 8;  // side by side for one row: hides the latency of the chains
+constexpr uint32_t kMaxTileRows = 6;   // times 2 strips: 12 accumulators of 16 vector registers
 constexpr uint32_t kMaxHalfTileRows = 4;  // straight from 16 bits, which takes two registers more
-constexpr uint32_t kGroupStrips = 6;    // whole tiles of 2 or 3
-constexpr uint32_t kManyRows = 24;      // from here on, 16-bit strips are widened once for all tiles
-constexpr uint32_t kBlockK = 1024;      // even; of a few rows: strips stay in the second-level cache
-constexpr uint32_t kManyBlockK = 256;   // even; of many rows: two widened strips stay in the first-level cache
-constexpr size_t kAlignment = 64;       // bytes
+constexpr uint32_t kGroupStrips = 6;      // whole tiles of 2 or 3
+constexpr uint32_t kManyRows = 24;  // from here on, 16-bit strips are widened once for all tiles
+constexpr uint32_t kBlockK = 1024;  // even; of a few rows: strips stay in the second-level cache
+constexpr uint32_t kManyBlockK =
+    256;  // even; of many rows: two widened strips stay in the first-level cache
+constexpr size_t kAlignment = 64;  // bytes
 
 struct AlignedDelete {
-  void operator()(void* p) const { ::operator delete(p, std::align_val_t{kAlignment}); }
+  void operator()(void* p) const { ::operator delete (p, std::align_val_t{kAlignment}); }
 };
 
 using AlignedBytes = std::unique_ptr<std::byte[], AlignedDelete>;
 
 inline AlignedBytes allocate_bytes(size_t bytes) {
   return AlignedBytes(static_cast<std::byte*>(
-      ::operator new(std::max(bytes, kAlignment), std::align_val_t{kAlignment})));
+      ::operator new (std::max(bytes, kAlignment), std::align_val_t{kAlignment})));
 }
 
-// Strip s holds columns [8 s, 8 s + 8), zeros past the last. fp32: [k][8]. bfloat16: [ceil(k / 2)][8] words,
-// the high half the even i, the low half the odd one: a mask and a shift widen them.
+// Strip s holds columns [8 s, 8 s + 8), zeros past the last. fp32: [k][8]. bfloat16: [ceil(k /
+// 2)][8] words, the high half the even i, the low half the odd one: a mask and a shift widen them.
 struct PackedWeight {
   AlignedBytes storage;
   uint32_t n = 0;
@@ -144,7 +147,8 @@ inline void pack_strip(const float* w, bool transposed, uint32_t strip, PackedWe
 }
 
 // Packs one weight with all threads of a team. transposed: w is [k, n] instead of [n, k].
-inline PackedWeight pack_weight(Team& team, const float* w, uint32_t n, uint32_t k, bool transposed) {
+inline PackedWeight pack_weight(Team& team, const float* w, uint32_t n, uint32_t k,
+                                bool transposed) {
   PackedWeight packed;
   packed.n = n;
   packed.k = k;
@@ -182,7 +186,7 @@ struct TileArgs {
   const void* strips;   // first strip, first i of the block (even)
   size_t strip_stride;  // words from strip to strip
   uint32_t count;
-  size_t ahead;         // words from a strip to the one to fetch meanwhile; 0: none
+  size_t ahead;  // words from a strip to the one to fetch meanwhile; 0: none
 };
 
 template <uint32_t kRows, uint32_t kStrips>
@@ -243,8 +247,8 @@ struct GemmArgs {
   const float* bias;  // [n] or null
 };
 
-// One tile of the output over one block of k. `out` holds the sums of the blocks before; fp32 survives the
-// round trip, so blocks do not change results.
+// One tile of the output over one block of k. `out` holds the sums of the blocks before; fp32
+// survives the round trip, so blocks do not change results.
 template <bool kHalf, uint32_t kRows, uint32_t kStrips>
 void run_tile(const GemmArgs& g, uint32_t row, uint32_t strip, uint32_t begin, const TileArgs& t) {
   const uint32_t first = strip * kStripColumns;
@@ -312,8 +316,8 @@ void run_rows_of_tile(const GemmArgs& g, uint32_t rows, uint32_t strips, uint32_
   }
 }
 
-// Strips of a tile with so many rows: 8 to 12 chains, enough to keep two multiply-add units busy. 16-bit
-// strips need two registers more, so that 4 rows times 3 would spill.
+// Strips of a tile with so many rows: 8 to 12 chains, enough to keep two multiply-add units busy.
+// 16-bit strips need two registers more, so that 4 rows times 3 would spill.
 inline uint32_t tile_strips(uint32_t rows, uint32_t left, bool half) {
   static constexpr uint32_t kWide[] = {0, 8, 4, 3, 3, 2, 2};
   static constexpr uint32_t kHalf[] = {0, 8, 4, 3, 2, 2, 2};
@@ -322,8 +326,8 @@ inline uint32_t tile_strips(uint32_t rows, uint32_t left, bool half) {
   return wanted;
 }
 
-// Strips [begin, end) for a few rows, straight from the packed weight. A group of strips serves all tiles
-// before the next comes from memory.
+// Strips [begin, end) for a few rows, straight from the packed weight. A group of strips serves all
+// tiles before the next comes from memory.
 inline void gemm_few(const GemmArgs& g, uint32_t row_begin, uint32_t row_end, uint32_t begin,
                      uint32_t end) {
   const PackedWeight& w = g.weight;
@@ -368,7 +372,8 @@ inline void widen_strip(const PackedWeight& w, uint32_t strip, uint32_t begin, u
   }
 }
 
-// Strips [begin, end) for many rows: two strips of a block stay in the first-level cache for all tiles.
+// Strips [begin, end) for many rows: two strips of a block stay in the first-level cache for all
+// tiles.
 inline void gemm_many(const GemmArgs& g, uint32_t row_begin, uint32_t row_end, uint32_t begin,
                       uint32_t end) {
   const PackedWeight& w = g.weight;

@@ -1,4 +1,5 @@
-// Scalar functions of the Program IR, written so that loops over them vectorize. fp32, errors of a few ulp.
+// Scalar functions of the Program IR, written so that loops over them vectorize. fp32, errors of a
+// few ulp.
 #pragma once
 
 #include <bit>
@@ -7,7 +8,8 @@
 
 namespace blink::cpu {
 
-// Cephes' expf: 2^n * P(r), |r| <= ln 2 / 2. Below -87.3 the result is 0 (no denormals), above 88.7 inf.
+// Cephes' expf: 2^n * P(r), |r| <= ln 2 / 2. Below -87.3 the result is 0 (no denormals), above 88.7
+// inf.
 inline float exp_f32(float x) {
   constexpr float kLog2e = 1.44269504088896341f;
   constexpr float kHigh = 0.693359375f;

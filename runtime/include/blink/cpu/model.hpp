@@ -1,5 +1,5 @@
-// The part of a CPU model that no model differs in: memory, packed weights, launch. segments.cpp, rendered for
-// a bundle, brings the tables and the step.
+// The part of a CPU model that no model differs in: memory, packed weights, launch. segments.cpp,
+// rendered for a bundle, brings the tables and the step.
 #pragma once
 
 #include <algorithm>
@@ -205,9 +205,7 @@ struct Step {
   float* cache(uint32_t layer) const { return model.caches_[layer].get(); }
   uint32_t num_pages() const { return model.num_pages_; }
   uint32_t vocab_size() const { return model.spec_.vocab_size; }
-  AttentionScratch attention_scratch() const {
-    return {model.scores_.get(), model.scores_stride_};
-  }
+  AttentionScratch attention_scratch() const { return {model.scores_.get(), model.scores_stride_}; }
   ExpertsScratch& experts_scratch() const { return model.experts_; }
   SampleScratch& sample_scratch(uint32_t thread) const { return model.sample_scratch_[thread]; }
 };
@@ -245,8 +243,8 @@ inline void sample_rows(Worker& worker, const Step& step, const float* logits) {
   worker.phase(step.num_rows, [&](uint32_t row) {
     const blink_sampling_params& params = step.buffers.sampling[row];
     if (!(params.flags & BLINK_SAMPLE_ENABLED)) return;
-    step.buffers.sampled_ids[row] =
-        sample_row(logits + size_t{row} * vocab, vocab, params, step.sample_scratch(worker.index()));
+    step.buffers.sampled_ids[row] = sample_row(logits + size_t{row} * vocab, vocab, params,
+                                               step.sample_scratch(worker.index()));
   });
 }
 

@@ -1,7 +1,8 @@
-// The CPU target's threads: one team runs each step together, all threads through the same code (SPMD).
+// The CPU target's threads: one team runs each step together, all threads through the same code
+// (SPMD).
 //
-// Work of a phase is claimed in chunks from one counter, so a core that is busy with something else holds
-// nobody up for more than a chunk. Which thread computes a chunk never changes its result.
+// Work of a phase is claimed in chunks from one counter, so a core that is busy with something else
+// holds nobody up for more than a chunk. Which thread computes a chunk never changes its result.
 #pragma once
 
 #include <sched.h>
@@ -64,7 +65,8 @@ class Worker {
   uint32_t index() const { return index_; }
   uint32_t num_threads() const;
 
-  // Runs body(chunk) for each chunk in [0, num_chunks), shared among the threads, and waits for all.
+  // Runs body(chunk) for each chunk in [0, num_chunks), shared among the threads, and waits for
+  // all.
   template <typename Body>
   void phase(uint32_t num_chunks, Body&& body);
 
@@ -77,8 +79,7 @@ class Worker {
 class Team {
  public:
   // num_threads 0: as many as the process may use.
-  explicit Team(uint32_t num_threads)
-      : num_threads_(num_threads ? num_threads : usable_cpus()) {
+  explicit Team(uint32_t num_threads) : num_threads_(num_threads ? num_threads : usable_cpus()) {
     for (uint32_t i = 1; i < num_threads_; ++i) {
       threads_.emplace_back([this, i] { serve(i); });
     }
@@ -97,8 +98,8 @@ class Team {
 
   uint32_t num_threads() const { return num_threads_; }
 
-  // Runs job(Worker&) on every thread, the caller's included, and returns when all are through. One call at
-  // a time. No allocation, no lock.
+  // Runs job(Worker&) on every thread, the caller's included, and returns when all are through. One
+  // call at a time. No allocation, no lock.
   template <typename Job>
   void run(Job& job) {
     job_ = &job;
@@ -141,7 +142,8 @@ class Team {
       if (word.load(std::memory_order_acquire) != old) return;
       pause_cpu();
     }
-    // seq_cst with the notifier's read of sleepers_: either it sees the sleeper or the sleeper sees the change
+    // seq_cst with the notifier's read of sleepers_: either it sees the sleeper or the sleeper sees
+    // the change
     sleepers_.fetch_add(1, std::memory_order_seq_cst);
     while (word.load(std::memory_order_seq_cst) == old) word.wait(old, std::memory_order_acquire);
     sleepers_.fetch_sub(1, std::memory_order_relaxed);
@@ -154,7 +156,8 @@ class Team {
       return;
     }
     const uint32_t generation = generation_.load(std::memory_order_relaxed);
-    // acq_rel: every thread's writes before the barrier reach the last one, which releases them to all
+    // acq_rel: every thread's writes before the barrier reach the last one, which releases them to
+    // all
     if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == num_threads_) {
       arrived_.store(0, std::memory_order_relaxed);
       if (next) next->value.store(0, std::memory_order_relaxed);

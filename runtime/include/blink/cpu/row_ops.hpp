@@ -1,4 +1,5 @@
-// What rendered row kernels are made of besides plain loops: reductions, ranking. Row by row, in a fixed order.
+// What rendered row kernels are made of besides plain loops: reductions, ranking. Row by row, in a
+// fixed order.
 #pragma once
 
 #include <algorithm>
@@ -52,7 +53,8 @@ class Fold {
   Combine combine_;
 };
 
-// Largest first, lowest index first among equals; a NaN counts as largest. Writes (rank, value, index).
+// Largest first, lowest index first among equals; a NaN counts as largest. Writes (rank, value,
+// index).
 template <int32_t kCount, typename T, typename Element, typename Write>
 void top_k(int32_t length, Element&& element, Write&& write) {
   T values[kCount];

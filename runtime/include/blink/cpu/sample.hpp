@@ -1,9 +1,11 @@
-// Sampling of one row of logits: temperature, top_k, top_p, min_p, in this order; counter-based random numbers.
+// Sampling of one row of logits: temperature, top_k, top_p, min_p, in this order; counter-based
+// random numbers.
 //
-// Tokens are ranked by logit, largest first, lowest id first among equals. top_k keeps the first k; top_p keeps
-// the shortest prefix of what is left whose probability reaches top_p (at least one token); min_p drops tokens
-// less likely than min_p times the most likely. The draw inverts the distribution over the kept tokens in
-// order of id, with one number that depends on (seed, token index) only.
+// Tokens are ranked by logit, largest first, lowest id first among equals. top_k keeps the first k;
+// top_p keeps the shortest prefix of what is left whose probability reaches top_p (at least one
+// token); min_p drops tokens less likely than min_p times the most likely. The draw inverts the
+// distribution over the kept tokens in order of id, with one number that depends on (seed, token
+// index) only.
 #pragma once
 
 #include <algorithm>
@@ -48,7 +50,7 @@ struct SampleScratch {
 };
 
 struct Best {
-  int32_t id;     // -1: a logit is NaN
+  int32_t id;  // -1: a logit is NaN
   float logit;
 };
 
@@ -107,8 +109,8 @@ size_t nucleus_size(std::vector<uint32_t>& ids, size_t count, const float* p, fl
   return count;
 }
 
-// Samples one row; -1 when its logits hold NaN. `scratch` is the thread's own. No allocation once warm.
-// Penalties and logit bias, where compiled in, act on the logits before this.
+// Samples one row; -1 when its logits hold NaN. `scratch` is the thread's own. No allocation once
+// warm. Penalties and logit bias, where compiled in, act on the logits before this.
 inline int32_t sample_row(const float* logits, uint32_t vocab, const blink_sampling_params& params,
                           SampleScratch& scratch) {
   const Best best = arg_max(logits, vocab);
@@ -142,8 +144,7 @@ inline int32_t sample_row(const float* logits, uint32_t vocab, const blink_sampl
   if (cut_p) count = nucleus_size(scratch.ids, count, p, params.top_p, before);
   const auto kept = scratch.ids.begin() + static_cast<std::ptrdiff_t>(count);
   const uint32_t edge = *std::max_element(scratch.ids.begin(), kept, before);
-  return draw(p, vocab, u, best.id,
-              [&](uint32_t i) { return p[i] >= floor && !before(edge, i); });
+  return draw(p, vocab, u, best.id, [&](uint32_t i) { return p[i] >= floor && !before(edge, i); });
 }
 
 }  // namespace blink::cpu
