@@ -8,6 +8,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from blinkc.frontend.onnx_emit import DecoderEmitter, Handler
 from blinkc.frontend.onnx_model import attribute_values
 
@@ -257,9 +259,30 @@ def lower_gather(emitter: DecoderEmitter, node: onnx.NodeProto) -> list[gs.Tenso
     ]
 
 
+def lower_gather_elements(emitter: DecoderEmitter, node: onnx.NodeProto) -> list[gs.Tensor]:
+    """Pick elements within a token, or whole rows of a table by position."""
+    data, index = node.input
+    if emitter.meaning.token_axis(data) is not None:
+        return lower_along_axis(emitter, node)
+    axis = int(emitter.attributes(node, "axis").get("axis", 0))
+    shape = emitter.meaning.shape(data)
+    axis %= len(shape)
+    for probe in emitter.meaning.probes:
+        ids = probe.value(index)
+        rows = np.arange(probe.past, probe.total).reshape(-1, *(1,) * (len(shape) - axis - 1))
+        if ids is None or any(d != 1 for d in shape[:axis]) or not np.all(ids == rows):
+            raise emitter.fail(node, "it looks up a table by something else than positions")
+    if emitter.meaning.probes[-1].total > shape[axis]:
+        raise emitter.fail(node, f"its table has {shape[axis]} rows", "lower --max-seqlen")
+    writer = emitter.writer
+    table = writer.reshape(emitter.operand(data), shape[axis:])
+    picked = writer.one("Gather", table, writer.positions, name=node.output[0], axis=0)
+    return [writer.reshape(picked, emitter.meaning.packed_shape(node.output[0]))]
+
+
 def lower_along_axis(emitter: DecoderEmitter, node: onnx.NodeProto) -> list[gs.Tensor]:
     """Softmax and the like: one inner axis, the same shape."""
-    default = 0 if node.op_type == "GatherElements" else -1
+    default = 0 if node.op_type == "GatherElements" else -1  # the ops' own defaults
     axis = int(emitter.attributes(node, "axis").get("axis", default))
     axis = emitter.inner_axis(node, node.input[0], axis)
     inputs = [emitter.operand(name) for name in node.input]
@@ -363,7 +386,7 @@ HANDLERS: dict[tuple[str, str], Handler] = {
     **{("", op): lower_elementwise for op in _ELEMENTWISE},
     **{("", op): lower_view for op in ("Reshape", "Squeeze", "Unsqueeze", "Flatten")},
     **{("", op): lower_reduce for op in (*_REDUCTIONS, *_REDUCTIONS_MORE)},
-    **{("", op): lower_along_axis for op in ("Softmax", "LogSoftmax", "GatherElements")},
+    **{("", op): lower_along_axis for op in ("Softmax", "LogSoftmax")},
     ("", "Identity"): lower_identity,
     ("", "Dropout"): lower_identity,
     ("", "Cast"): lower_cast,
@@ -374,6 +397,7 @@ HANDLERS: dict[tuple[str, str], Handler] = {
     ("", "Split"): lower_split,
     ("", "Concat"): lower_concat,
     ("", "Gather"): lower_gather,
+    ("", "GatherElements"): lower_gather_elements,
     ("", "TopK"): lower_top_k,
     ("", "MatMul"): lower_mat_mul,
     ("", "Gemm"): lower_gemm,

@@ -12,9 +12,11 @@ from transformers import (
     AutoModelForCausalLM,
     Gemma2Config,
     GPT2Config,
+    GPTJConfig,
     GPTNeoXConfig,
     LlamaConfig,
     MistralConfig,
+    OPTConfig,
     Phi3Config,
     PhiConfig,
     PretrainedConfig,
@@ -48,6 +50,29 @@ def config_of(kind: str) -> PretrainedConfig:
             n_embd=32,
             n_layer=2,
             n_head=4,
+            bos_token_id=1,
+            eos_token_id=2,
+        )
+    if kind == "gptj":
+        return GPTJConfig(
+            vocab_size=VOCAB,
+            n_positions=128,
+            n_embd=32,
+            n_layer=2,
+            n_head=4,
+            rotary_dim=4,
+            bos_token_id=1,
+            eos_token_id=2,
+        )
+    if kind == "opt":
+        return OPTConfig(
+            vocab_size=VOCAB,
+            hidden_size=32,
+            ffn_dim=48,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            max_position_embeddings=128,
+            word_embed_proj_dim=32,
             bos_token_id=1,
             eos_token_id=2,
         )

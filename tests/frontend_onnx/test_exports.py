@@ -29,6 +29,8 @@ TORCHSCRIPT: dict[str, dict[str, Any]] = {
     "phi_eager": {"kind": "phi", "attention": "eager", "opset": 13},
     "phi3": {"kind": "phi3"},
     "gpt_neox": {"kind": "gpt_neox", "attention": "eager"},
+    "gptj": {"kind": "gptj", "attention": "eager"},
+    "opt": {"kind": "opt", "attention": "eager"},
     "mistral_window": {"kind": "mistral"},
     "gemma2_window_softcap": {"kind": "gemma2", "attention": "eager"},
 }
