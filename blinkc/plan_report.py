@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from blinkc.capture.grid import KeyGrid
+from blinkc.capture.host_memory import check_host_memory
 from blinkc.capture.plan import CapturePlan
 from blinkc.capture.plan_capture import (
     GRAPH_NODE_BYTES,
@@ -57,6 +58,7 @@ def plan_model(config: CompileConfig) -> PlanReport:
     facts = facts_from_model(config)
     spec = facts.spec
     plan = plan_from_spec(spec, config.capture, num_weight_bytes=facts.num_weight_bytes)
+    check_host_memory(plan)
     num_layers = len(spec.attention)
     cuts_per_layer = 2 if spec.experts else 1
     num_calls = num_layers * cuts_per_layer + 1

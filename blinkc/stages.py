@@ -21,8 +21,9 @@ from blinkc.artifacts import (
     save_segmented,
 )
 from blinkc.build_folder import BuildFolder, hash_file
+from blinkc.capture.host_memory import check_host_memory
 from blinkc.capture.plan import CapturePlan, plan_from_json, plan_to_json
-from blinkc.capture.plan_capture import ScratchSpec, plan_capture
+from blinkc.capture.plan_capture import ScratchSpec, plan_capture, plan_from_spec
 from blinkc.config import CompileConfig
 from blinkc.errors import BlinkError
 from blinkc.model_source import ModelSource, find_model
@@ -88,12 +89,28 @@ def read_options(config: CompileConfig, files: WeightFiles) -> dict[str, Any]:
 def read_model(config: CompileConfig, build: BuildFolder, folder: Path, files: WeightFiles) -> None:
     """Read the model into one decoder graph; keep the tokenizer's files beside it."""
     source = find_model(config.model)
+    if not source.is_onnx:  # an ONNX graph must be read first; the capture stage checks it
+        _check_size(config)
     graph = _decoder_graph(config, source, build.path.resolve() / "weights")
     save_graph(graph, folder, files)
     tokenizer = folder / "tokenizer"
     tokenizer.mkdir()
     for path in source.tokenizer_files(config.tokenizer):
         shutil.copyfile(path, tokenizer / path.name)
+
+
+def _check_size(config: CompileConfig) -> None:
+    """Plan from facts alone, so that what cannot fit is said before the export.
+
+    Raises:
+        BlinkError: the model or the grid is too large; the sums stand in the message.
+    """
+    from blinkc.model_facts import facts_from_model
+
+    facts = facts_from_model(config)
+    check_host_memory(
+        plan_from_spec(facts.spec, config.capture, num_weight_bytes=facts.num_weight_bytes)
+    )
 
 
 def _decoder_graph(config: CompileConfig, source: ModelSource, rewritten: Path) -> DecoderGraph:
@@ -178,6 +195,7 @@ def plan_graphs(
         if not hasattr(call, "op")
     }
     plan = plan_capture(segmented, config.capture, scratch=intermediates, nodes_per_step=nodes)
+    check_host_memory(plan)
     (folder / "plan.json").write_text(json.dumps(plan_to_json(plan), indent=1))
 
 

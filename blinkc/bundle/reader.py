@@ -103,11 +103,19 @@ class Bundle:
                 )
 
     def check_machine(self) -> None:
-        """Refuse a machine that the bundle's host code does not run on.
+        """Refuse a machine, or an installation, that the bundle's host code does not run on.
 
         Raises:
-            BlinkError: names what the bundle wants, what this machine is, and how to rebuild.
+            BlinkError: names what the bundle wants, what is here, and how to rebuild.
         """
+        from blinkc import abi
+
+        ours = abi.constants()["BLINK_ABI_VERSION"]
+        if self.manifest.abi_version != ours:
+            raise BlinkError(
+                f"{self.path} has ring ABI version {self.manifest.abi_version}; this is {ours}",
+                hint=f"make it again here: {self.manifest.rebuild}",
+            )
         target = self.manifest.target
         found = platform.machine()
         if target.machine != found:
@@ -123,8 +131,35 @@ class Bundle:
                 hint=f"make it again here: {self.manifest.rebuild}",
             )
 
+    def check_gpu(self, major: int, minor: int) -> None:
+        """Refuse a GPU whose compute capability the bundle's code does not run on.
+
+        Code for sm_90a runs on 9.0 alone; code for sm_80 on 8.0 and later 8.x.
+
+        Raises:
+            BlinkError: names both and the command that rebuilds.
+        """
+        architecture = self.manifest.target.architecture
+        digits = architecture.removeprefix("sm_").rstrip("af")
+        if not digits.isdigit():
+            raise BlinkError(f"{self.path} is for the cpu, not for a GPU")
+        wanted = (int(digits[:-1]), int(digits[-1]))
+        is_exact = not architecture[-1].isdigit()
+        fits = (major, minor) == wanted or (
+            not is_exact and major == wanted[0] and minor >= wanted[1]
+        )
+        if not fits:
+            rebuild = self.manifest.rebuild.replace(
+                f"--target {self.manifest.target.name}", f"--target sm_{major}{minor}"
+            )
+            raise BlinkError(
+                f"{self.path} is built for compute capability {wanted[0]}.{wanted[1]} "
+                f"({architecture}); this GPU has {major}.{minor}",
+                hint=f"make it again: {rebuild}",
+            )
+
     def check_builds(self, found: dict[str, str]) -> None:
-        """Refuse when a build number that must match does not (GPU architecture, driver, engine).
+        """Refuse when a build number that must match does not (driver, engine).
 
         Args:
             found: what this machine has, by the names of the manifest's `target.builds`.

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from blinkc import abi
 from blinkc.bundle.reader import Bundle, find_external, open_bundle
 from blinkc.errors import BlinkError
 from blinkc.progress import Progress
@@ -47,7 +46,6 @@ def verify_bundle(
             bundle.check_hashes()
             for external in bundle.manifest.external_files:
                 find_external(external, path, weights_from)
-        check_abi(bundle)
         bundle.check_machine()
         outcome = _check_golden(bundle, weights_from, progress) if golden else "not asked for"
         manifest = bundle.manifest
@@ -57,20 +55,6 @@ def verify_bundle(
             + sum(f.bytes for f in manifest.external_files),
             num_weights=len(manifest.weights),
             golden=outcome,
-        )
-
-
-def check_abi(bundle: Bundle) -> None:
-    """Refuse a bundle whose ring has another ABI than this installation's front end.
-
-    Raises:
-        BlinkError: names both versions and the command that rebuilds.
-    """
-    ours = abi.constants()["BLINK_ABI_VERSION"]
-    if bundle.manifest.abi_version != ours:
-        raise BlinkError(
-            f"{bundle.path} has ring ABI version {bundle.manifest.abi_version}; this is {ours}",
-            hint=f"make it again: {bundle.manifest.rebuild}",
         )
 
 

@@ -196,7 +196,6 @@ def _target(facts: dict[str, Any], folder: Path) -> Target:
     machine = platform.machine()
     is_cpu = facts["target"] == "cpu"
     cubins = {file.stem: str(file.relative_to(folder)) for file in folder.glob("code/*.cubin")}
-    builds = {} if is_cpu else {"architecture": facts["architecture"]}
     return Target.model_validate(
         {
             "name": facts["target"],
@@ -206,7 +205,6 @@ def _target(facts: dict[str, Any], folder: Path) -> Target:
             "library": "code/target.so" if is_cpu else None,
             "engine": facts["engine"],
             "cubins": cubins,
-            "builds": builds,
         }
     )
 

@@ -215,7 +215,7 @@ def _assemble(
     page_bytes = _page_bytes(kv_layers, spec.dtype)
     num_kv_pages = _num_kv_pages(config, limits, pages_per_lane, page_bytes, memory)
     memory = replace(memory, kv_bytes=(num_kv_pages + 1) * page_bytes)
-    _check_budget(memory, config, sum(len(of_kind) for of_kind in keys.values()))
+    check_budget(memory, config.target, sum(len(of_kind) for of_kind in keys.values()))
     prefill, decode = keys["prefill"], keys["decode"]
     return CapturePlan(
         target=config.target,
@@ -310,7 +310,13 @@ def _num_kv_pages(
     return max(min(full, left), pages_per_lane)  # too few: the budget check says so
 
 
-def _check_budget(memory: MemoryPlan, config: CaptureConfig, num_keys: int) -> None:
+def replace_budget(memory: MemoryPlan, budget: int) -> MemoryPlan:
+    """Return the same sums against another budget."""
+    return replace(memory, budget_bytes=budget)
+
+
+def check_budget(memory: MemoryPlan, target: str, num_keys: int) -> None:
+    """Raise `BlinkError` with the sums when they are over the budget."""
     if not memory.budget_bytes or memory.total_bytes <= memory.budget_bytes:
         return
     rows = (
@@ -333,6 +339,6 @@ def _check_budget(memory: MemoryPlan, config: CaptureConfig, num_keys: int) -> N
         hint += ", or give --memory-budget if the device has more"
     raise BlinkError(
         f"{what}: {memory.total_bytes / GIB:.3f} GiB wanted, {memory.budget_bytes / GIB:.3f} GiB "
-        f"to use on {config.target}\n{sums}",
+        f"to use on {target}\n{sums}",
         hint=hint,
     )

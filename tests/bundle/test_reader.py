@@ -181,18 +181,53 @@ def test_other_machine_names_both_and_the_command(folder: Path) -> None:
     assert "blinkc compile small" in caught.value.hint
 
 
-def test_other_gpu_names_both_and_the_command(folder: Path) -> None:
+def test_other_build_of_an_engine_names_both_and_the_command(folder: Path) -> None:
     with open_bundle(folder) as bundle:
         target = bundle.manifest.target.model_copy(
-            update={"builds": {"compute capability": "8.0", "driver": "580.1"}}
+            update={"builds": {"tensorrt": "11.0.1", "driver": "580.1"}}
         )
     rewrite(folder, target=target)
     with open_bundle(folder) as bundle:
-        bundle.check_builds({"compute capability": "8.0", "driver": "580.1"})
+        bundle.check_builds({"tensorrt": "11.0.1", "driver": "580.1", "other": "1"})
         with pytest.raises(BlinkError) as caught:
-            bundle.check_builds({"compute capability": "9.0", "driver": "580.1"})
-    assert "8.0" in caught.value.message and "9.0" in caught.value.message
+            bundle.check_builds({"tensorrt": "11.0.2", "driver": "580.1"})
+    assert "11.0.1" in caught.value.message and "11.0.2" in caught.value.message
     assert "blinkc compile small" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("architecture", "runs_on", "not_on"),
+    [
+        ("sm_90a", [(9, 0)], [(8, 0), (10, 0), (9, 1)]),
+        ("sm_80", [(8, 0), (8, 6), (8, 9)], [(9, 0), (7, 5), (12, 0)]),
+        ("sm_86", [(8, 6), (8, 9)], [(8, 0), (9, 0)]),
+        ("sm_120a", [(12, 0)], [(12, 1), (10, 0), (1, 20)]),
+    ],
+)
+def test_gpu_of_another_capability_is_refused(
+    folder: Path,
+    architecture: str,
+    runs_on: list[tuple[int, int]],
+    not_on: list[tuple[int, int]],
+) -> None:
+    with open_bundle(folder) as bundle:
+        target = bundle.manifest.target.model_copy(update={"architecture": architecture})
+    rewrite(folder, target=target)
+    with open_bundle(folder) as bundle:
+        for capability in runs_on:
+            bundle.check_gpu(*capability)
+        for major, minor in not_on:
+            with pytest.raises(BlinkError) as caught:
+                bundle.check_gpu(major, minor)
+            assert architecture in caught.value.message
+            assert f"{major}.{minor}" in caught.value.message
+            assert "blinkc compile" in caught.value.hint
+
+
+def test_other_ring_abi_names_both(folder: Path) -> None:
+    rewrite(folder, abi_version=99)
+    with open_bundle(folder) as bundle, pytest.raises(BlinkError, match="version 99; this is 1"):
+        bundle.check_machine()
 
 
 def test_build_folder_is_told_from_a_bundle(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from blinkc import abi
 from blinkc.capture.arena import ALIGNMENT_BYTES, ArenaRequest, plan_arena
+from blinkc.capture.host_memory import check_host_memory, host_memory_bytes
 from blinkc.capture.plan import plan_from_json, plan_to_json
 from blinkc.capture.plan_capture import (
     GIB,
@@ -176,6 +177,25 @@ def test_shapes_too_many_for_the_budget_are_said_with_the_sums() -> None:
     with pytest.raises(BlinkError) as caught:
         plan_from_spec(LLAMA_8B, config, num_weight_bytes=LLAMA_8B_BYTES)
     assert "graphs" in caught.value.message and "does not fit" in caught.value.message
+
+
+def test_cpu_plan_larger_than_the_machine_is_said_with_the_sums() -> None:
+    config = CaptureConfig(max_batch=8, max_seqlen=2048)
+    plan = plan_from_spec(LLAMA_8B, config, num_weight_bytes=2 * LLAMA_8B_BYTES)
+    check_host_memory(plan, available_bytes=64 * GIB)
+    with pytest.raises(BlinkError, match="too large") as caught:
+        check_host_memory(plan, available_bytes=24 * GIB)
+    assert "29.915 GiB" in caught.value.message
+    given = CaptureConfig(max_batch=8, max_seqlen=2048, memory_budget_bytes=64 * GIB)
+    plan = plan_from_spec(LLAMA_8B, given, num_weight_bytes=2 * LLAMA_8B_BYTES)
+    check_host_memory(plan, available_bytes=24 * GIB)  # it will run elsewhere
+
+
+def test_container_limit_counts(tmp_path: Path) -> None:
+    (tmp_path / "memory.max").write_text("1073741824\n")
+    assert host_memory_bytes(tmp_path) == 1 << 30
+    (tmp_path / "memory.max").write_text("max\n")
+    assert host_memory_bytes(tmp_path) > 1 << 30
 
 
 def test_auto_makes_fewer_graphs_where_memory_is_short() -> None:
