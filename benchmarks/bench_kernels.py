@@ -28,9 +28,7 @@ TUNING = tuple(
         depth=d,
     )
     for t, r, s, w, d in (
-        (1, 1, True, 16, 8), (1, 1, True, 16, 16), (1, 1, True, 8, 16), (1, 1, True, 8, 24),
-        (2, 1, True, 8, 12), (2, 1, True, 16, 6), (2, 1, True, 16, 10),
-        (1, 1, False, 16, 8), (2, 1, False, 16, 6), (2, 1, False, 8, 8), (1, 2, False, 16, 5), (2, 2, False, 16, 5), (2, 2, False, 8, 8),
+        (2, 1, True, 16, 8), (2, 1, True, 8, 12), (4, 1, False, 8, 6), (4, 2, False, 8, 5), (4, 2, False, 16, 2),
     )
 )
 LLAMA = ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336))
@@ -115,7 +113,7 @@ def bench_gemv(bench: Bench) -> None:
                 bench.report(f"gemv m={m} {instance.name} 8 layers", bench.time_us(launches), floor, m=m)
             except Exception as error:  # a variant that does not fit is a result too
                 print(instance.name, error)
-            if m == 1 and instance.name in ("gemv_resident", "tune_t2_r1_s_w16_d6"):
+            if m in (1, 16) and instance.name.startswith("gemv_"):
                 for i, (n, k) in enumerate(LLAMA):
                     one = launches[i :: len(LLAMA)]
                     bench.report(

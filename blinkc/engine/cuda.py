@@ -15,7 +15,7 @@ from blinkc.capture.arena import ArenaRequest, plan_arena
 from blinkc.engine.cuda_rows import BYTES, CudaRowKernel, render_cuda_row_kernel
 from blinkc.engine.cuda_source import CudaNeeds, render_cuda_source
 from blinkc.engine.lower_segment import lower_segment
-from blinkc.engine.program import GemmKernel, Program
+from blinkc.engine.program import Apply, Expr, GemmKernel, Load, Map, Program, RowKernel
 from blinkc.errors import BlinkError, InternalError
 from blinkc.surgery.segments import CutOpCall, SegmentCall, SegmentedModel
 
@@ -43,6 +43,34 @@ def render_cuda_model(segmented: SegmentedModel, plan: CapturePlan) -> CudaModel
     return _Renderer(segmented, plan).render()
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _HalfLogits:
+    """The half-precision logits behind a row kernel that only widens them."""
+
+    segment: int
+    kernel: int
+    value: str
+    dtype: str
+
+
+def _widened(kernel: RowKernel, output: str) -> str | None:
+    """Return the half buffer that a row kernel copies to the fp32 `output`, if it does nothing else."""
+    if kernel.outputs != (output,) or len(kernel.body) != 1 or not isinstance(kernel.body[0], Map):
+        return None
+    statement = kernel.body[0]
+    expr: Expr = statement.expr
+    if isinstance(expr, Apply) and expr.op == "cast" and expr.dtype == "fp32":
+        expr = expr.args[0]
+    is_copy = (
+        isinstance(expr, Load)
+        and expr.row is None
+        and expr.dtype in ("bf16", "fp16")
+        and len(statement.stores) == 1
+        and expr.index == statement.stores[0].index
+    )
+    return expr.buffer if is_copy and isinstance(expr, Load) else None
+
+
 def _identifier(text: str) -> str:
     return re.sub(r"\W", "_", text)
 
@@ -55,14 +83,16 @@ class _Renderer:
     rows: dict[tuple[int, int], CudaRowKernel] = field(default_factory=dict)
     offsets: dict[str, int] = field(default_factory=dict)
     weights: dict[str, int] = field(default_factory=dict)
+    sampled: _HalfLogits | None = None
 
     def render(self) -> CudaModel:
         model, plan = self.segmented, self.plan
         self.programs = [lower_segment(segment) for segment in model.segments]
         self.weights = {name: i for i, name in enumerate(model.weights)}
+        self.sampled = self._find_half_logits()
         for s, program in enumerate(self.programs):
             for k, kernel in enumerate(program.kernels):
-                if not isinstance(kernel, GemmKernel):
+                if not isinstance(kernel, GemmKernel) and not self._is_skipped(s, k):
                     name = f"rows_{s}_{k}_{_identifier(program.name)}"
                     self.rows[s, k] = render_cuda_row_kernel(program, kernel, name)
         arena_bytes = self._place_values()
@@ -84,6 +114,37 @@ class _Renderer:
         source = render_cuda_source(self._needs())
         return CudaModel(source=source, launches=launches)
 
+    def _find_half_logits(self) -> _HalfLogits | None:
+        """Find a row kernel that only widens the logits to fp32: sampling reads what it reads.
+
+        Widening is exact, so the tokens are the same; the copy and its kernel are saved.
+        """
+        calls = self.segmented.calls
+        sample = next((c for c in calls if isinstance(c, CutOpCall) and c.op == "Sample"), None)
+        for number, call in enumerate(calls):
+            if sample is None or not isinstance(call, SegmentCall):
+                continue
+            if sample.activations[0] not in call.outputs:
+                continue
+            program = self.programs[call.segment]
+            output = program.outputs[call.outputs.index(sample.activations[0])]
+            users = sum(c.segment == call.segment for c in calls if isinstance(c, SegmentCall))
+            for k, kernel in enumerate(program.kernels):
+                source = None if isinstance(kernel, GemmKernel) else _widened(kernel, output.name)
+                inner = next((v for v in program.intermediates if v.name == source), None)
+                if inner and users == 1 and inner.size == output.size and inner.rows == output.rows:
+                    return _HalfLogits(
+                        segment=call.segment,
+                        kernel=k,
+                        value=f"call{number}.{inner.name}",
+                        dtype=inner.dtype,
+                    )
+        return None
+
+    def _is_skipped(self, segment: int, kernel: int) -> bool:
+        at = self.sampled
+        return at is not None and (at.segment, at.kernel) == (segment, kernel)
+
     def _needs(self) -> CudaNeeds:
         heads, activations, logits = set(), set(), ""
         ids, weights = "int32", self.segmented.spec.dtype
@@ -99,7 +160,7 @@ class _Renderer:
                 activations.add(self._activation(call))
                 weights = self._dtype(call.activations[2])
             elif call.op == "Sample":
-                logits = self._dtype(call.activations[0])
+                logits = self.sampled.dtype if self.sampled else self._dtype(call.activations[0])
         if len(activations) > 1:
             raise BlinkError(f"experts with different activations: {', '.join(sorted(activations))}")
         return CudaNeeds(
@@ -134,7 +195,8 @@ class _Renderer:
             if isinstance(call, SegmentCall):
                 for value in self.programs[call.segment].intermediates:
                     name = f"call{i}.{value.name}"
-                    lives[name] = (i, i)
+                    is_sampled = self.sampled is not None and self.sampled.value == name
+                    lives[name] = (i, len(self.segmented.calls) - 1 if is_sampled else i)
                     sizes[name] = self._bytes(value.rows, value.size, value.dtype)
         arena = plan_arena(
             [
@@ -167,10 +229,10 @@ class _Renderer:
         if call.op == "MoeExperts":
             return [self._experts(call)]
         if call.op == "Sample":
-            logits = call.activations[0]
-            return [
-                {"op": "sample", "logits": self._value(logits), "dtype": self._dtype(logits)}
-            ]
+            logits, dtype = call.activations[0], self._dtype(call.activations[0])
+            if self.sampled:
+                logits, dtype = self.sampled.value, self.sampled.dtype
+            return [{"op": "sample", "logits": self._value(logits), "dtype": dtype}]
         raise InternalError(f"cut op {call.op} has no CUDA kernel")
 
     def _segment(self, number: int, call: SegmentCall) -> list[dict[str, Any]]:
@@ -183,6 +245,8 @@ class _Renderer:
         }
         steps: list[dict[str, Any]] = []
         for k, kernel in enumerate(program.kernels):
+            if self._is_skipped(call.segment, k):
+                continue
             if isinstance(kernel, GemmKernel):
                 steps.append(
                     {

@@ -31,4 +31,12 @@ GEMV_INSTANCES = (
     GemvInstance(name="gemv_resident", tiles=2, row_tiles=1, input_shared=True, warps=16, depth=10),  # 98 %
     GemvInstance(name="gemv_8", tiles=2, row_tiles=1, input_shared=False, warps=16, depth=6),  # 90..95 %
     GemvInstance(name="gemv_16", tiles=2, row_tiles=2, input_shared=False, warps=16, depth=4),  # 76 %
+    GemvInstance(name="gemv_resident_6", tiles=2, row_tiles=1, input_shared=True, warps=16, depth=6),
+    GemvInstance(name="gemv_8x4", tiles=4, row_tiles=1, input_shared=False, warps=8, depth=8),
+    GemvInstance(name="gemv_16x4", tiles=4, row_tiles=2, input_shared=False, warps=8, depth=6),
 )
+
+
+DECODE_ATTENTION_WARPS = 4
+EXPERT_STREAM_WARPS = 8
+EXPERT_STREAM_BLOCKS_PER_MULTIPROCESSOR = 2

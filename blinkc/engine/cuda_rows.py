@@ -8,17 +8,15 @@ a barrier stands only where a statement touches what an earlier one wrote or rea
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from blinkc.engine.cuda_row_indices import is_contiguous, mentions, places
 from blinkc.engine.print_c import CPrinter, dtype_of, print_number
 from blinkc.engine.program import (
     Expr,
-    FloorDiv,
-    Gathered,
-    Index,
     Load,
     Map,
     Program,
@@ -28,25 +26,24 @@ from blinkc.engine.program import (
     Statement,
     Store,
     TopK,
-    Var,
     index_exprs,
     loads,
     reads,
     stores,
     writes,
 )
-from blinkc.errors import BlinkError
+from blinkc.errors import BlinkError, InternalError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 STORAGE = {"bf16": "bf16", "fp16": "fp16", "fp32": "float", "int32": "int32_t", "bool": "bool"}
 BYTES = {"bf16": 2, "fp16": 2, "fp32": 4, "int32": 4, "bool": 1}
 _SCALAR = {"bf16": "float", "fp16": "float", "fp32": "float", "int32": "int32_t", "bool": "bool"}
 _HALF = ("bf16", "fp16")
 MAX_SHARED_BYTES = 227 * 1024 - 1024
+MAX_PREFETCH_BYTES = 64 * 1024  # of a weight that every row reads whole
 MAX_RANKED = 1024  # candidates of a TopK: a warp keeps 32 a lane
-_POINTS_PER_THREAD = 4
 
 _FUNCTIONS = {
     ("div", "int32"): "div_i32",
@@ -114,6 +111,16 @@ class _Printer(CPrinter):
         return super()._cast(text, source, target)
 
 
+@dataclass(slots=True)
+class _Vector:
+    """Accesses of the statement being printed that move `width` neighbours of a loop variable at once."""
+
+    position: int
+    width: int
+    loads: dict[str, str] = field(default_factory=dict)  # first element -> name
+    stores: list[tuple[str, str, str]] = field(default_factory=list)  # name, first element, type
+
+
 def _points(extents: Sequence[int]) -> int:
     return math.prod(extents)
 
@@ -130,6 +137,7 @@ class _Renderer:
         self.temporaries = {t.name: t for t in kernel.temporaries}
         self.printer = _Printer(self._load, _FUNCTIONS, _SCALAR)
         self.lines: list[str] = []
+        self.vector: _Vector | None = None
         used = {load.buffer for s in kernel.body for load in self._all_loads(s)}
         used |= {store.buffer for s in kernel.body for store in stores(s)}
         self.names: dict[str, str] = {}
@@ -153,16 +161,12 @@ class _Renderer:
 
     def render(self) -> CudaRowKernel:
         spread = self._can_spread()
-        points = max(
-            (_points(s.extents) * (_points(s.reduce_extents) if isinstance(s, Reduce) else 1))
-            for s in self.kernel.body
-        )
+        most = max(self._work_items(s) for s in self.kernel.body)
         if spread:
-            threads = 128 if points <= 1024 else 256
-            most = max(self._parallel_points(s) for s in self.kernel.body)
-            blocks = max(1, math.ceil(most / (threads * _POINTS_PER_THREAD)))
+            threads = 128 if most <= 512 else 256
+            blocks = max(1, math.ceil(most / threads))
         else:
-            threads = min(1024, max(64, 1 << math.ceil(math.log2(max(points / 8, 1)))))
+            threads = min(1024, max(64, 1 << math.ceil(math.log2(max(most, 1)))))
             blocks = 1
         shared_bytes = self._place_temporaries()
         self._body(spread)
@@ -175,12 +179,58 @@ class _Renderer:
             arguments=self.arguments,
         )
 
-    def _parallel_points(self, statement: Statement) -> int:
-        """Return how many threads' worth of points a spread statement has."""
-        points = _points(statement.extents)
-        if isinstance(statement, Reduce) and self._reduce_width(statement) == "warp":
-            return points * 32
-        return points
+    def _work_items(self, s: Statement) -> int:
+        """Return how many threads a statement can keep busy, each with one vector."""
+        points = _points(s.extents)
+        if isinstance(s, Reduce):
+            inner = _points(s.reduce_extents)
+            width = self._reduce_width(s)
+            per_point = {"block": inner // self._vector_width(s), "warp": 32, "thread": 1}[width]
+            return points * max(per_point, 1)
+        if isinstance(s, Map) and not s.sequential:
+            return max(points // self._vector_width(s), 1)
+        return points * 32 if isinstance(s, TopK) else points
+
+    def _vector_width(self, s: Map | Reduce) -> int:
+        """Return how many neighbours along its last loop a thread of a statement takes at once."""
+        if isinstance(s, Map) and (s.accumulate != "none" or s.sequential):
+            return 1
+        axes = s.reduce_extents if isinstance(s, Reduce) else s.extents
+        if not axes:
+            return 1
+        position = len(s.extents) + len(axes) - 1 if isinstance(s, Reduce) else len(axes) - 1
+        lanes = 32 if isinstance(s, Reduce) and self._reduce_width(s) == "warp" else 1
+        for width in (8, 4):
+            fits = axes[-1] % width == 0 and _points(axes) // width >= lanes
+            if fits and self._mostly_contiguous(s, position, width):
+                return width
+        return 1
+
+    def _mostly_contiguous(self, s: Map | Reduce, position: int, width: int) -> bool:
+        targets = [] if isinstance(s, Reduce) else [store for store in s.stores]
+        accesses = [self._is_vector(x, position, width) for x in (*loads(s.expr), *targets)]
+        known = [x for x in accesses if x is not None]
+        return sum(known) * 2 > len(known)
+
+    def _is_vector(self, x: Load | Store, position: int, width: int) -> bool | None:
+        """Say whether an access moves neighbours as one vector; None where the loop does not move it."""
+        row = x.row if isinstance(x, Load) else None
+        if not mentions(x.index, position) and (row is None or not mentions(row, position)):
+            return None
+        if x.buffer in self.constants or (row is not None and mentions(row, position)):
+            return False
+        if x.buffer in self.values and self.values[x.buffer].size % width:
+            return False
+        if self._dtype(x.buffer) == "bool":
+            return False
+        return is_contiguous(x.index, position, width)
+
+    def _dtype(self, buffer: str) -> str:
+        """Return what a buffer is stored in."""
+        for group in (self.values, self.weights, self.temporaries, self.constants):
+            if buffer in group:
+                return str(group[buffer].dtype)
+        raise InternalError(f"row kernel {self.kernel.name} names an unknown buffer {buffer}")
 
     def _can_spread(self) -> bool:
         """Say whether no statement depends on another, so that blocks may share out their points."""
@@ -200,12 +250,12 @@ class _Renderer:
         seen: dict[str, list[np.ndarray]] = {}
         for s in self.kernel.body:
             for store in stores(s):
-                places = _places(store.index, s.extents)
-                if places is None:
+                written = places(store.index, s.extents)
+                if written is None:
                     return True
-                if any(np.intersect1d(places, old).size for old in seen.get(store.buffer, [])):
+                if any(np.intersect1d(written, old).size for old in seen.get(store.buffer, [])):
                     return True
-                seen.setdefault(store.buffer, []).append(places)
+                seen.setdefault(store.buffer, []).append(written)
         return False
 
     def _place_temporaries(self) -> int:
@@ -243,9 +293,14 @@ class _Renderer:
             )
         shared = "  extern __shared__ __align__(128) unsigned char shared[];\n" if self.temporaries else ""
         body = "\n".join(f"  {line}" for line in self.lines)
+        early = "".join(
+            f"  prefetch_weight({self.names[w.name]}, {math.prod(w.shape)});\n"
+            for w in self.weights.values()
+            if w.name in self.names and math.prod(w.shape) * BYTES[w.dtype] <= MAX_PREFETCH_BYTES
+        )
         return (
             f"{''.join(tables)}__global__ __launch_bounds__({threads}) void {self.name}("
-            f"{', '.join(parameters)}) {{\n{shared}  let_next_start();\n  wait_for_previous();\n"
+            f"{', '.join(parameters)}) {{\n{shared}  let_next_start();\n{early}  wait_for_previous();\n"
             f"  const int row = blockIdx.x;\n{body}\n}}\n"
         )
 
@@ -271,34 +326,52 @@ class _Renderer:
             else:
                 self._scan(statement)
 
-    def _load(self, load: Load, index: str, row: str | None) -> str:
-        name = self.names[load.buffer]
-        if load.buffer in self.values:
-            value = self.values[load.buffer]
+    def _place(self, buffer: str, index: str, row: str | None) -> str:
+        """Print one element."""
+        name = self.names[buffer]
+        if buffer in self.values:
             at = "row" if row is None else f"({row})"
-            place = f"{name}[int64_t({at}) * {value.size} + {index}]"
-            dtype = value.dtype
-        else:
-            place = f"{name}[{index}]"
-            table: dict[str, str] = {
-                **{n: w.dtype for n, w in self.weights.items()},
-                **{n: t.dtype for n, t in self.temporaries.items()},
-                **{n: c.dtype for n, c in self.constants.items()},
-            }
-            dtype = table[load.buffer]
+            return f"{name}[int64_t({at}) * {self.values[buffer].size} + {index}]"
+        return f"{name}[{index}]"
+
+    def _load(self, load: Load, index: str, row: str | None) -> str:
+        place, dtype = self._place(load.buffer, index, row), self._dtype(load.buffer)
+        vector = self.vector
+        if vector is not None and self._is_vector(load, vector.position, vector.width):
+            name = vector.loads.setdefault(place, f"x{len(vector.loads)}")
+            place = f"{name}.v[j]"
         return f"to_float({place})" if dtype in _HALF else place
 
     def _store(self, store: Store, value: str) -> str:
-        name = self.names[store.buffer]
-        index = self.printer.index(store.index)
-        if store.buffer in self.values:
-            owner = self.values[store.buffer]
-            place, dtype = f"{name}[int64_t(row) * {owner.size} + {index}]", owner.dtype
-        else:
-            place, dtype = f"{name}[{index}]", self.temporaries[store.buffer].dtype
+        place = self._place(store.buffer, self.printer.index(store.index), None)
+        dtype, vector = self._dtype(store.buffer), self.vector
         if dtype in _HALF:
             value = f"from_float<{dtype}>({value})"
+        if vector is not None and self._is_vector(store, vector.position, vector.width):
+            name = f"y{len(vector.stores)}"
+            vector.stores.append((name, place, STORAGE[dtype]))
+            place = f"{name}.v[j]"
         return f"{place} = {value};"
+
+    def _vectorized(self, position: int, width: int, inner: Callable[[], list[str]]) -> list[str]:
+        """Print `inner` for `width` neighbours of a loop variable, moving them as vectors where they lie so."""
+        if width == 1:
+            return inner()
+        self.vector = vector = _Vector(position=position, width=width)
+        lines = inner()
+        self.vector = None
+        var = f"i{position}"
+        return [
+            *(f"const auto {n} = load_vector<{width}>(&{place});" for place, n in vector.loads.items()),
+            *(f"Vector<{kind}, {width}> {n};" for n, _, kind in vector.stores),
+            f"const int {var}_base = {var};",
+            "#pragma unroll",
+            f"for (int j = 0; j < {width}; ++j) {{",
+            f"[[maybe_unused]] const int {var} = {var}_base + j;",
+            *lines,
+            "}",
+            *(f"store_vector(&{place}, {n});" for n, place, _ in vector.stores),
+        ]
 
     def _write(self, targets: Sequence[Store], value: str, dtype: str) -> list[str]:
         if len(targets) == 1:
@@ -328,30 +401,37 @@ class _Renderer:
         return f"for (int p = threadIdx.x; p < {points}; p += blockDim.x) {{"
 
     def _map(self, m: Map, spread: bool) -> None:
-        points = _points(m.extents)
+        points, width = _points(m.extents), self._vector_width(m)
+        flat = "p" if width == 1 else f"(p * {width})"
         if m.sequential:
             self.lines += [f"if (threadIdx.x == 0) for (int p = 0; p < {points}; ++p) {{"]
         elif points == 1:
-            self.lines += ["if (threadIdx.x == 0" + (" && blockIdx.y == 0" if spread else "") + ") {",
-                           "const int p = 0;"]
+            first = "threadIdx.x == 0" + (" && blockIdx.y == 0" if spread else "")
+            self.lines += [f"if ({first}) {{", "const int p = 0;"]
         else:
-            self.lines += [f"#pragma unroll {_POINTS_PER_THREAD}", self._thread_loop(points, spread)]
-        self.lines += self._variables(m.extents, "p")
+            self.lines += ["#pragma unroll 4", self._thread_loop(points // width, spread)]
+        self.lines += self._variables(m.extents, flat)
+        self.lines += self._vectorized(len(m.extents) - 1, width, lambda: self._assign(m))
+        self.lines.append("}")
+
+    def _assign(self, m: Map) -> list[str]:
         value = self.printer.expr(m.expr)
         if m.accumulate == "none":
-            self.lines += self._write(m.stores, value, dtype_of(m.expr))
-        else:
-            for store in m.stores:
-                old = self._load(Load(store.buffer, store.index, store.dtype), self.printer.index(store.index), None)
-                kind = "i32" if store.dtype == "int32" else "f32"
-                combined = {
-                    "add": f"{old} + {value}",
-                    "mul": f"{old} * {value}",
-                    "min": f"min_{kind}({old}, {value})",
-                    "max": f"max_{kind}({old}, {value})",
-                }[m.accumulate]
-                self.lines.append(self._store(store, combined))
-        self.lines.append("}")
+            return self._write(m.stores, value, dtype_of(m.expr))
+        lines = []
+        for store in m.stores:
+            old = self._place(store.buffer, self.printer.index(store.index), None)
+            if self._dtype(store.buffer) in _HALF:
+                old = f"to_float({old})"
+            kind = "i32" if store.dtype == "int32" else "f32"
+            combined = {
+                "add": f"{old} + {value}",
+                "mul": f"{old} * {value}",
+                "min": f"min_{kind}({old}, {value})",
+                "max": f"max_{kind}({old}, {value})",
+            }[m.accumulate]
+            lines.append(self._store(store, combined))
+        return lines
 
     @staticmethod
     def _reduce_width(r: Reduce) -> str:
@@ -364,28 +444,30 @@ class _Renderer:
         points, inner = _points(r.extents), _points(r.reduce_extents)
         scalar = "int32_t" if dtype_of(r.expr) in ("int32", "bool") else "float"
         op = f"{_REDUCTIONS[r.op]}<{scalar}>"
-        width = self._reduce_width(r)
+        width, vector = self._reduce_width(r), self._vector_width(r)
+        warp_start = "(blockIdx.y * blockDim.x + threadIdx.x) / 32" if spread else "threadIdx.x / 32"
+        warp_step = "blockDim.x * gridDim.y / 32" if spread else "blockDim.x / 32"
         start = {
-            "block": [f"for (int p = 0; p < {points}; ++p) {{"],
-            "thread": [self._thread_loop(points, spread)],
-            "warp": [
-                "for (int p = "
-                + ("(blockIdx.y * blockDim.x + threadIdx.x) / 32" if spread else "threadIdx.x / 32")
-                + f"; p < {points}; p += "
-                + ("blockDim.x * gridDim.y / 32" if spread else "blockDim.x / 32")
-                + ") {"
-            ],
+            "block": f"for (int p = 0; p < {points}; ++p) {{",
+            "thread": self._thread_loop(points, spread),
+            "warp": f"for (int p = {warp_start}; p < {points}; p += {warp_step}) {{",
         }[width]
+        groups = inner // vector
         loop = {
-            "block": f"for (int q = threadIdx.x; q < {inner}; q += blockDim.x) {{",
-            "warp": f"for (int q = threadIdx.x % 32; q < {inner}; q += 32) {{",
-            "thread": f"for (int q = 0; q < {inner}; ++q) {{",
+            "block": f"for (int q = threadIdx.x; q < {groups}; q += blockDim.x) {{",
+            "warp": f"for (int q = threadIdx.x % 32; q < {groups}; q += 32) {{",
+            "thread": f"for (int q = 0; q < {groups}; ++q) {{",
         }[width]
-        self.lines += start
+        self.lines.append(start)
         self.lines += self._variables(r.extents, "p")
         self.lines += [f"{scalar} sum = {op}::identity();", "#pragma unroll 4", loop]
-        self.lines += self._variables(r.reduce_extents, "q", len(r.extents))
-        self.lines += [f"sum = {op}::apply(sum, {self.printer.expr(r.expr)});", "}"]
+        flat = "q" if vector == 1 else f"(q * {vector})"
+        self.lines += self._variables(r.reduce_extents, flat, len(r.extents))
+        last = len(r.extents) + len(r.reduce_extents) - 1
+        self.lines += self._vectorized(
+            last, vector, lambda: [f"sum = {op}::apply(sum, {self.printer.expr(r.expr)});"]
+        )
+        self.lines.append("}")
         if width == "block":
             self.lines.append(f"sum = reduce_block<{op}>(sum, reduce_scratch);")
         elif width == "warp":
@@ -444,29 +526,6 @@ class _Renderer:
             "}",
             "}",
         ]
-
-
-def _places(index: Index, extents: Sequence[int]) -> np.ndarray | None:
-    """Return every value of an index over its loops; None where data decides it."""
-    grid = np.indices(tuple(extents) or (1,))
-
-    def value(part: Index) -> np.ndarray | None:
-        total = np.full(grid.shape[1:], part.const)
-        for atom, coefficient in part.terms:
-            if isinstance(atom, Gathered):
-                return None
-            if isinstance(atom, Var):
-                total = total + coefficient * grid[atom.position]
-                continue
-            inner = value(atom.index)
-            if inner is None:
-                return None
-            inner = inner // atom.divisor if isinstance(atom, FloorDiv) else inner % atom.divisor
-            total = total + coefficient * inner
-        return total
-
-    result = value(index)
-    return None if result is None else result.ravel()
 
 
 def _index_loads(store: Store) -> list[Expr]:

@@ -9,7 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from blinkc.codegen.environment import render_template
-from blinkc.engine.cuda_instances import GEMV_INSTANCES, GemvInstance
+from blinkc.engine.cuda_instances import (
+    DECODE_ATTENTION_WARPS,
+    GEMV_INSTANCES,
+    GemvInstance,
+)
 from blinkc.errors import BlinkError
 
 CUDA_DTYPES = {"bf16": "bf16", "fp16": "fp16", "fp32": "float", "int32": "int32_t", "bool": "bool"}
@@ -25,6 +29,7 @@ class HeadInstance:
     name: str
     dim: int
     wide: str
+    warps: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,7 +85,10 @@ def render_cuda_source(needs: CudaNeeds) -> str:
         gemv_variants=needs.gemv,
         heads=tuple(
             HeadInstance(
-                name=f"{dim}_wide" if wide else str(dim), dim=dim, wide="true" if wide else "false"
+                name=f"{dim}_wide" if wide else str(dim),
+                dim=dim,
+                wide="true" if wide else "false",
+                warps=DECODE_ATTENTION_WARPS,
             )
             for dim, wide in heads
         ),

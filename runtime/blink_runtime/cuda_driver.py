@@ -64,7 +64,12 @@ class Context:
 
     def __init__(self, ordinal: int = 0) -> None:
         cu = driver()
-        check(cu.cuInit(0), "starting the CUDA driver")
+        try:
+            check(cu.cuInit(0), "starting the CUDA driver")
+        except RuntimeError as error:  # libcuda.so.1 is not there
+            raise BlinkError(
+                f"no CUDA driver: {error}", hint="run on a machine with an NVIDIA GPU and its driver"
+            ) from None
         count = check(cu.cuDeviceGetCount(), "counting GPUs")
         if ordinal >= count:
             raise BlinkError(

@@ -12,13 +12,21 @@ from typing import TYPE_CHECKING
 
 from blink_runtime.cuda_driver import Function, Launch
 from blinkc.errors import InternalError
-from blinkc.engine.cuda_instances import GEMV_INSTANCES, GemvInstance
+from blinkc.engine.cuda_instances import (
+    DECODE_ATTENTION_WARPS,
+    EXPERT_STREAM_BLOCKS_PER_MULTIPROCESSOR,
+    EXPERT_STREAM_WARPS,
+    GEMV_INSTANCES,
+    GemvInstance,
+)
 
 if TYPE_CHECKING:
     from blink_runtime.cuda_driver import DeviceSpec, Module
 
 _INPUT_SHARED_BYTES = 33 * 1024  # activations up to this size stay in shared memory
 _STREAM_MAX_ASSIGNMENTS = 512  # experts: above it, tensor-core tiles
+MIN_SPLIT_TOKENS = 256
+MAX_SPLITS = 64  # of decode attention, attention_decode.cuh
 STREAM_TILE_ROWS = 8
 DENSE_TILE_ROWS = 64
 
@@ -95,12 +103,14 @@ def split_tokens(
 ) -> tuple[int, int]:
     """Return (tokens a split takes, number of splits) of decode attention for a key.
 
-    Enough blocks for two waves of two blocks an SM, but at least 64 tokens (one chunk of 16 a warp) each.
+    Enough blocks for four on each multiprocessor, but at least `MIN_SPLIT_TOKENS` for each, and at most
+    `MAX_SPLITS`.
     """
     reach = seqlen if shape.window <= 0 else min(seqlen, shape.window + 16)
-    blocks = batch * shape.num_kv_heads
-    wanted = max(1, _ceil_div(4 * num_multiprocessors, blocks))
-    tokens = max(64, _ceil_div(_ceil_div(reach, wanted), 64) * 64)
+    round_tokens = DECODE_ATTENTION_WARPS * 16
+    wanted = max(1, 4 * num_multiprocessors // (batch * shape.num_kv_heads))
+    tokens = _ceil_div(reach, min(wanted, MAX_SPLITS))
+    tokens = max(MIN_SPLIT_TOKENS, _ceil_div(tokens, round_tokens) * round_tokens)
     return tokens, _ceil_div(reach, tokens)
 
 
@@ -120,12 +130,15 @@ class CudaKernels:
     def __init__(self, module: Module, spec: DeviceSpec) -> None:
         self._module = module
         self._num_multiprocessors = spec.num_multiprocessors
-        self._shared: dict[str, int] = {}
+        self._constants: dict[str, int] = {}
+
+    def _constant(self, name: str) -> int:
+        if name not in self._constants:
+            self._constants[name] = self._module.read_uint32(name)
+        return self._constants[name]
 
     def _shared_bytes(self, name: str) -> int:
-        if name not in self._shared:
-            self._shared[name] = self._module.read_uint32(f"{name}_shared_bytes")
-        return self._shared[name]
+        return self._constant(f"{name}_shared_bytes")
 
     def function(self, name: str) -> Function:
         """Look a kernel up."""
@@ -212,7 +225,7 @@ class CudaKernels:
             Launch(
                 self.function(name),
                 (splits, shape.num_kv_heads, batch),
-                128,
+                DECODE_ATTENTION_WARPS * 32,
                 self._shared_bytes(name),
                 (
                     *map(_pointer, pointers),
@@ -276,7 +289,7 @@ class CudaKernels:
         attention = Launch(
             self.function(name),
             (tiles, shape.num_kv_heads, 1),
-            256,
+            self._constant(f"{name}_threads"),
             self._shared_bytes(name),
             (
                 *map(_pointer, pointers),

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 LAUNCH_LIST_FORMAT = 1
 MAX_STREAM_ROWS = 8  # above it cuBLASLt was faster (H200, Llama-3-8B's sizes)
 _ALIGNMENT_BYTES = 256
+_ENOUGH_BLOCKS = 1056  # of a row kernel: 8 on each of 132 multiprocessors
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -167,7 +168,9 @@ class CudaSteps:
     def _expand(self, entry: dict[str, Any], key: GraphKey) -> list[Launch]:
         kernels, step, address = self._kernels, self._step, self._address
         if entry["op"] == "rows":
-            grid = (_rows(entry, key), entry["blocks_per_row"], 1)
+            rows = _rows(entry, key)
+            blocks = min(entry["blocks_per_row"], max(1, -(-_ENOUGH_BLOCKS // rows)))
+            grid = (rows, blocks, 1)
             args = tuple(c_uint64(address(place)) for place in entry["args"])
             function = kernels.function(entry["kernel"])
             return [Launch(function, grid, entry["threads"], entry["shared_bytes"], args)]

@@ -119,7 +119,7 @@ struct GateUpWork {
 };
 
 /* Down for tiles of 8 assignments: result[assignment] in fp32. */
-template <typename T>
+template <typename T, int kTiles>
 struct DownWork {
   static constexpr bool kWeightsKnownEarly = false;
   const T* hidden;  // [T * k, I]
@@ -128,25 +128,26 @@ struct DownWork {
   ExpertTiles tiles;
   int hidden_size, intermediate_size;
 
-  __device__ int num_items() const { return *tiles.num_tiles * (hidden_size / 16); }
+  __device__ int groups() const { return hidden_size / (8 * kTiles); }
+  __device__ int num_items() const { return *tiles.num_tiles * groups(); }
   __device__ int num_rows() const { return 0; }
   __device__ const T* weight_row(int item, int tile, int g) const {
-    const int groups = hidden_size / 16;
-    const int64_t expert = tiles.tile_expert[item / groups];
-    return down + (expert * hidden_size + item % groups * 16 + tile * 8 + g) * intermediate_size;
+    const int64_t expert = tiles.tile_expert[item / groups()];
+    return down + (expert * hidden_size + item % groups() * (8 * kTiles) + tile * 8 + g) *
+                      intermediate_size;
   }
   __device__ const T* input_row(int item, int m) const {
-    const int tile = item / (hidden_size / 16);
+    const int tile = item / groups();
     if (m >= tiles.tile_count[tile]) return nullptr;
     return hidden + static_cast<int64_t>(tiles.tile_start[tile] + m) * intermediate_size;
   }
-  __device__ void store(int item, int m, int column, const float (&value)[2]) const {
-    const int groups = hidden_size / 16, tile = item / groups;
+  __device__ void store(int item, int m, int column, const float (&value)[kTiles]) const {
+    const int tile = item / groups();
     if (m >= tiles.tile_count[tile]) return;
     const int64_t a = tiles.assignments[tiles.tile_start[tile] + m];
-    float* to = result + a * hidden_size + item % groups * 16 + column;
-    to[0] = value[0];
-    to[8] = value[1];
+    float* to = result + a * hidden_size + item % groups() * (8 * kTiles) + column;
+#pragma unroll
+    for (int i = 0; i < kTiles; ++i) to[i * 8] = value[i];
   }
 };
 

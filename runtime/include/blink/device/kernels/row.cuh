@@ -52,6 +52,28 @@ __device__ __forceinline__ float rounded(float x) {
   return to_float(from_float<T>(x));
 }
 
+/* Neighbours that lie on a boundary of their own size, at most 16 bytes a move. */
+template <typename T, int kWidth>
+struct alignas(sizeof(T) * kWidth < 16 ? sizeof(T) * kWidth : 16) Vector {
+  T v[kWidth];
+};
+template <int kWidth, typename T>
+__device__ __forceinline__ Vector<T, kWidth> load_vector(const T* p) {
+  return *reinterpret_cast<const Vector<T, kWidth>*>(p);
+}
+template <typename T, int kWidth>
+__device__ __forceinline__ void store_vector(T* p, const Vector<T, kWidth>& x) {
+  *reinterpret_cast<Vector<T, kWidth>*>(p) = x;
+}
+
+/* Asks for a small weight before the previous kernel is awaited; the step's matrices drive it out of L2. */
+template <typename T>
+__device__ __forceinline__ void prefetch_weight(const T* p, int count) {
+  const int bytes = count * static_cast<int>(sizeof(T));
+  for (int i = threadIdx.x * 128; i < bytes; i += blockDim.x * 128)
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(reinterpret_cast<const char*>(p) + i));
+}
+
 template <typename N>
 struct Bounds;
 template <>

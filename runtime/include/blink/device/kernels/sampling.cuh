@@ -51,34 +51,67 @@ struct KeyBits<fp16> {
   static constexpr int kCount = 20;
 };
 
-/* Runs f(id, logit) over a row; warp w takes the w-th contiguous part, a lane 8 neighbours at a time. */
+/* Walks a row: warp w takes the w-th contiguous part, a lane 8 neighbours at a time. */
 template <typename T>
 struct RowReader {
   const T* row;
   int num_vocab;
   int part;  // ids a warp takes, a multiple of 256
+  bool aligned;
 
   __device__ RowReader(const T* logits, int index, int vocab) {
     row = logits + static_cast<int64_t>(index) * vocab;
     num_vocab = vocab;
     part = ((vocab + kSampleWarps - 1) / kSampleWarps + 255) / 256 * 256;
+    aligned = (reinterpret_cast<uintptr_t>(row) & 15) == 0;
   }
   __device__ int begin(int warp) const { return min(warp * part, num_vocab); }
   __device__ int end(int warp) const { return min((warp + 1) * part, num_vocab); }
 
+  __device__ __forceinline__ static void unpack(const uint4 (&words)[sizeof(T) / 2], float (&x)[8]) {
+    const T* values = reinterpret_cast<const T*>(words);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) x[i] = to_float(values[i]);
+  }
+  /* 8 logits from `id` on, -inf past the end. */
   __device__ __forceinline__ void read8(int id, float (&x)[8]) const {
-    const T* from = row + id;
-    if (id + 8 <= num_vocab && (reinterpret_cast<uintptr_t>(from) & 15) == 0) {
+    if (aligned && id + 8 <= num_vocab) {
       uint4 words[sizeof(T) / 2];
 #pragma unroll
       for (int i = 0; i < static_cast<int>(sizeof(T)) / 2; ++i)
-        words[i] = reinterpret_cast<const uint4*>(from)[i];
-      const T* values = reinterpret_cast<const T*>(words);
-#pragma unroll
-      for (int i = 0; i < 8; ++i) x[i] = to_float(values[i]);
+        words[i] = reinterpret_cast<const uint4*>(row + id)[i];
+      unpack(words, x);
     } else {
 #pragma unroll
-      for (int i = 0; i < 8; ++i) x[i] = id + i < num_vocab ? to_float(from[i]) : kMinusInf;
+      for (int i = 0; i < 8; ++i) x[i] = id + i < num_vocab ? to_float(row[id + i]) : kMinusInf;
+    }
+  }
+  /* f(id, x) for each group of 8 of this lane, in order of id; several loads are in flight. */
+  template <typename F>
+  __device__ __forceinline__ void for_each8(int warp, int lane, const F& f) const {
+    constexpr int kAhead = sizeof(T) == 2 ? 4 : 2;
+    const int stop = end(warp);
+    int id = begin(warp) + lane * 8;
+    if (aligned) {
+      for (; id + (kAhead - 1) * 256 + 8 <= stop; id += kAhead * 256) {
+        uint4 words[kAhead][sizeof(T) / 2];
+#pragma unroll
+        for (int a = 0; a < kAhead; ++a)
+#pragma unroll
+          for (int i = 0; i < static_cast<int>(sizeof(T)) / 2; ++i)
+            words[a][i] = reinterpret_cast<const uint4*>(row + id + a * 256)[i];
+#pragma unroll
+        for (int a = 0; a < kAhead; ++a) {
+          float x[8];
+          unpack(words[a], x);
+          f(id + a * 256, x);
+        }
+      }
+    }
+    for (; id < stop; id += 256) {
+      float x[8];
+      read8(id, x);
+      f(id, x);
     }
   }
 };
@@ -102,9 +135,7 @@ __device__ PivotSums sum_at_least(const RowReader<T>& reader, const uint32_t (&p
                                   const Weight& weight, SampleShared& shared) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   PivotSums sums = {};
-  for (int id = reader.begin(warp) + lane * 8; id < reader.end(warp); id += 256) {
-    float x[8];
-    reader.read8(id, x);
+  reader.for_each8(warp, lane, [&](int id, const float(&x)[8]) {
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
       const uint32_t key = id + i < reader.num_vocab ? ordered_key(x[i]) : 0;
@@ -114,7 +145,7 @@ __device__ PivotSums sum_at_least(const RowReader<T>& reader, const uint32_t (&p
         if (key >= pivot[p]) sums.mass[p] += w, sums.count[p] += 1;
       }
     }
-  }
+  });
 #pragma unroll
   for (int p = 0; p < 3; ++p) {
     sums.mass[p] = warp_sum(sums.mass[p]);
@@ -207,13 +238,11 @@ __device__ __forceinline__ int draw_token(const RowReader<T>& reader, const blin
 
   // Ties ahead of each warp's part, then each part's kept weight.
   uint32_t my_ties = 0;
-  for (int id = reader.begin(warp) + lane * 8; id < reader.end(warp); id += 256) {
-    float x[8];
-    reader.read8(id, x);
+  reader.for_each8(warp, lane, [&](int id, const float(&x)[8]) {
 #pragma unroll
     for (int i = 0; i < 8; ++i)
       my_ties += id + i < reader.num_vocab && leading_bits<T>(ordered_key(x[i])) == last_key;
-  }
+  });
   my_ties = __reduce_add_sync(0xffffffffu, my_ties);
   __syncthreads();
   if (lane == 0) shared.count[0][warp] = my_ties;
@@ -330,19 +359,20 @@ __device__ __forceinline__ void sample(const T* logits, const blink_sampling_par
   if (threadIdx.x == 0) shared.nan = 0;
   __syncthreads();
   const RowReader<T> reader(logits, row, num_vocab);
-  unsigned long long best = 0;
+  float best_value = kMinusInf;
+  int best_id = reader.begin(warp) + lane * 8;  // ids ascend, so `>` keeps the lowest of equals
   bool nan = false;
-  for (int id = reader.begin(warp) + lane * 8; id < reader.end(warp); id += 256) {
-    float x[8];
-    reader.read8(id, x);
+  const bool any = best_id < reader.end(warp);
+  reader.for_each8(warp, lane, [&](int id, const float(&x)[8]) {
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
       nan |= x[i] != x[i];
-      const unsigned long long key = static_cast<unsigned long long>(ordered_key(x[i])) << 32 |
-                                     static_cast<uint32_t>(~(id + i));
-      if (id + i < num_vocab && key > best) best = key;
+      if (x[i] > best_value) best_value = x[i], best_id = id + i;
     }
-  }
+  });
+  unsigned long long best =
+      any ? static_cast<unsigned long long>(ordered_key(best_value)) << 32 | static_cast<uint32_t>(~best_id)
+          : 0;
 #pragma unroll
   for (int i = 16; i > 0; i >>= 1) {
     const unsigned long long other = __shfl_xor_sync(0xffffffffu, best, i);
