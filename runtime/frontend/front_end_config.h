@@ -40,6 +40,9 @@ struct FrontEndConfig {
       2'000;  // heartbeat silent for this, or four of the longest steps: unhealthy
 };
 
+// Throws std::invalid_argument naming the field.
+void check_front_end_config(const FrontEndConfig& config);
+
 }  // namespace blink
 
 #endif  // BLINK_FRONTEND_FRONT_END_CONFIG_H

@@ -1,5 +1,6 @@
 #include "frontend/http_message.h"
 
+#include <charconv>
 #include <cstdio>
 
 namespace blink {
@@ -92,6 +93,30 @@ std::string chunk_head(size_t num_bytes) {
   char text[24];
   const int length = std::snprintf(text, sizeof(text), "%zx\r\n", num_bytes);
   return std::string(text, static_cast<size_t>(length));
+}
+
+std::string percent_decoded(std::string_view text) {
+  std::string out;
+  for (size_t i = 0; i < text.size(); ++i) {
+    unsigned value = 0;
+    const char* begin = text.data() + i + 1;
+    if (text[i] == '%' && i + 2 < text.size() &&
+        std::from_chars(begin, begin + 2, value, 16).ptr == begin + 2) {
+      out += static_cast<char>(value);
+      i += 2;
+    } else {
+      out += text[i];
+    }
+  }
+  return out;
+}
+
+std::string printable(std::string_view text) {
+  std::string out(text);
+  for (char& byte : out) {
+    if (byte < 0x20 || byte > 0x7e) byte = '?';
+  }
+  return out;
 }
 
 bool has_valid_key(std::string_view authorization, const std::vector<std::string>& api_keys) {

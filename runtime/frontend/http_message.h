@@ -27,6 +27,13 @@ std::string head_of_stream(unsigned http_version, bool keeps_alive);
 // "<hex size>\r\n"; the chunk's bytes and "\r\n" follow.
 std::string chunk_head(size_t num_bytes);
 
+// "%2F" -> "/"; what is no escape stays.
+std::string percent_decoded(std::string_view text);
+
+// The text with all but printable ASCII replaced by '?', for messages that repeat what a client
+// sent.
+std::string printable(std::string_view text);
+
 // Whether `authorization` ("Bearer KEY") holds one of the keys. Its time depends on the lengths
 // only.
 bool has_valid_key(std::string_view authorization, const std::vector<std::string>& api_keys);

@@ -17,12 +17,16 @@ namespace {
 namespace asio = boost::asio;
 using tcp = asio::ip::tcp;
 
+constexpr auto kAcceptPause = std::chrono::milliseconds(10);
 constexpr auto kSendPatience = std::chrono::milliseconds(500);  // for last bytes, when stopping
 
 }  // namespace
 
 HttpServer::HttpServer(const FrontEndConfig& config)
-    : config_(config), acceptor_(io_), prepare_pool_(config.num_prepare_threads) {
+    : config_(config),
+      acceptor_(io_),
+      accept_pause_(io_),
+      prepare_pool_(config.num_prepare_threads) {
   const std::string address = config.host + ":" + std::to_string(config.port);
   try {
     const auto host =
@@ -56,6 +60,7 @@ void HttpServer::stop_accepting() {
     is_stopping_ = true;
     boost::system::error_code ignored;
     acceptor_.close(ignored);
+    accept_pause_.cancel();
     const auto sessions = sessions_;  // stop() may remove some
     for (HttpSession* session : sessions) session->stop();
     done.set_value();
@@ -116,6 +121,14 @@ void HttpServer::accept_next() {
       boost::system::error_code ignored;
       socket.set_option(tcp::no_delay(true), ignored);
       std::make_shared<HttpSession>(std::move(socket), *this)->start();
+    }
+    if (code) {
+      // Out of file descriptors, most likely: give the others time to end.
+      accept_pause_.expires_after(kAcceptPause);
+      accept_pause_.async_wait([this](boost::system::error_code wait_code) {
+        if (!wait_code) accept_next();
+      });
+      return;
     }
     accept_next();
   });

@@ -11,6 +11,7 @@
 
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/ip/tcp.hpp>
+#include <boost/asio/steady_timer.hpp>
 #include <boost/asio/thread_pool.hpp>
 
 #include "frontend/front_end_config.h"
@@ -57,6 +58,7 @@ class HttpServer {
   std::unordered_set<HttpSession*> sessions_;  // outlives io_, which owns the sessions
   boost::asio::io_context io_{1};
   boost::asio::ip::tcp::acceptor acceptor_;
+  boost::asio::steady_timer accept_pause_;
   boost::asio::thread_pool prepare_pool_;
   uint16_t port_ = 0;
   int64_t started_at_s_ = 0;  // Unix time

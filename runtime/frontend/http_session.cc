@@ -47,6 +47,11 @@ HttpResponse response_of(const ApiError& error) {
   return response;
 }
 
+constexpr std::string_view kPageHeaders =
+    "X-Content-Type-Options: nosniff\r\nX-Frame-Options: DENY\r\n"
+    "Content-Security-Policy: default-src 'none'; style-src 'unsafe-inline'; "
+    "script-src 'unsafe-inline'; connect-src 'self'\r\n";
+
 ApiError http_error(int status, std::string code, std::string message) {
   return ApiError{status, "invalid_request_error", std::move(code), "", std::move(message)};
 }
@@ -213,20 +218,21 @@ HttpResponse HttpSession::answer_get(std::string_view path) const {
   if (path == "/" && server_.config().serves_chat_page) {
     return {.content_type = "text/html; charset=utf-8",
             .body = std::string(chat_page()),
-            .extra_headers = "X-Content-Type-Options: nosniff\r\n"};
+            .extra_headers = std::string(kPageHeaders)};
   }
   const std::string& model = server_.config().model_name;
   if (path.starts_with("/v1/models/")) {
-    if (path.substr(11) == model) {
+    const std::string name =
+        percent_decoded(path.substr(11));  // "owner/model" comes as owner%2Fmodel
+    if (name == model) {
       std::string body = models_response().body;  // {"object":"list","data":[{...}]}
       const size_t begin = body.find('[') + 1;
       return {.body = body.substr(begin, body.rfind(']') - begin)};
     }
     return response_of(
-        http_error(404, "model_not_found",
-                   "The model '" + std::string(path.substr(11)) + "' does not exist."));
+        http_error(404, "model_not_found", "The model '" + printable(name) + "' does not exist."));
   }
-  return response_of(http_error(404, "not_found", "No such path: " + std::string(path)));
+  return response_of(http_error(404, "not_found", "No such path: " + printable(path)));
 }
 
 HttpResponse HttpSession::health_response() const {

@@ -103,6 +103,12 @@ class PythonFrontEnd {
         front_end_(config_from_dict(options), nb::cast<RingHandle&>(ring).connect(),
                    codec_from_python(std::move(codec)), renderer_from_python(std::move(render))) {}
 
+  // A forgotten stop(): without the GIL, as the threads that end may need it first.
+  ~PythonFrontEnd() {
+    const nb::gil_scoped_release release;
+    front_end_.stop(std::chrono::milliseconds(0));
+  }
+
   FrontEnd& get() { return front_end_; }
 
   nb::dict stats() {

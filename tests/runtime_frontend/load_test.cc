@@ -48,13 +48,15 @@ class Client {
   ~Client() { ::close(fd_); }
 
   // Streams `prompt` back and returns the number of events with text.
-  uint32_t stream(const std::string& prompt, uint32_t num_tokens) {
-    const std::string body = "{\"prompt\":\"" + prompt +
-                             "\",\"max_tokens\":" + std::to_string(num_tokens) +
+  uint32_t stream(bool is_chat, const std::string& prompt, uint32_t num_tokens) {
+    const std::string input =
+        is_chat ? "\"messages\":[{\"role\":\"user\",\"content\":\"" + prompt + "\"}]"
+                : "\"prompt\":\"" + prompt + "\"";
+    const std::string body = "{" + input + ",\"max_tokens\":" + std::to_string(num_tokens) +
                              ",\"stream\":true,\"ignore_eos\":true}";
     const std::string request =
-        "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
-        "Content-Length: " +
+        std::string("POST ") + (is_chat ? "/v1/chat/completions" : "/v1/completions") +
+        " HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: " +
         std::to_string(body.size()) + "\r\n\r\n" + body;
     CHECK(::send(fd_, request.data(), request.size(), MSG_NOSIGNAL) ==
           static_cast<ssize_t>(request.size()));
@@ -66,19 +68,17 @@ class Client {
       CHECK(count > 0);
       received_.append(bytes, static_cast<size_t>(count));
     }
-    return check(prompt, num_tokens);
+    return check(is_chat ? "\"content\":\"" : "\"text\":\"", prompt, num_tokens);
   }
 
  private:
-  uint32_t check(const std::string& prompt, uint32_t num_tokens) {
+  uint32_t check(std::string_view key, const std::string& prompt, uint32_t num_tokens) {
     CHECK(received_.starts_with("HTTP/1.1 200 "));
     CHECK(received_.find("data: [DONE]") != std::string::npos);
-    static constexpr std::string_view kText = "\"text\":\"";
     std::string text;
     uint32_t num_events = 0;
-    for (size_t at = received_.find(kText); at != std::string::npos;
-         at = received_.find(kText, at)) {
-      at += kText.size();
+    for (size_t at = received_.find(key); at != std::string::npos; at = received_.find(key, at)) {
+      at += key.size();
       const size_t end = received_.find('"', at);
       if (end > at) ++num_events;
       text.append(received_, at, end - at);
@@ -106,6 +106,13 @@ RingSizes sizes_for(const Load& load) {
   return sizes;
 }
 
+// The only message's content.
+std::variant<std::string, ApiError> render(const std::string& input) {
+  static constexpr std::string_view kContent = "\"content\":\"";
+  const size_t begin = input.find(kContent) + kContent.size();
+  return input.substr(begin, input.find('"', begin) - begin);
+}
+
 int run(const Load& load) {
   const RingSizes sizes = sizes_for(load);
   const size_t num_bytes = ring_layout_from_sizes(sizes).ring_bytes;
@@ -122,7 +129,7 @@ int run(const Load& load) {
   config.eos_token_ids = {FakeOwner::kEos};
   config.max_connections = load.num_streams + 16;
   FrontEnd front_end(config, connect_mapped(memory.get(), num_bytes), std::make_shared<ByteCodec>(),
-                     [](const std::string& input) { return input; });
+                     render);
   front_end.start();
   while (front_end.health() != Health::serving) std::this_thread::yield();
 
@@ -135,7 +142,8 @@ int run(const Load& load) {
       clients.emplace_back([&] {
         Client client(front_end.port());
         for (uint32_t n = next++; n < load.num_requests; n = next++) {
-          num_events += client.stream("request " + std::to_string(n) + " ", load.num_tokens);
+          num_events +=
+              client.stream(n % 4 == 0, "request " + std::to_string(n) + " ", load.num_tokens);
         }
       });
     }
