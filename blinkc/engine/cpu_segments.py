@@ -78,6 +78,7 @@ class CpuSegments:
             max_batch=1,
             max_pages_per_lane=1,
             page_size_tokens=1,
+            logits_offset_bytes=0,
         )
         entries = ChecksContext(
             version=blinkc.__version__,
