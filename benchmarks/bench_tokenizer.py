@@ -1,3 +1,4 @@
+# ruff: noqa: RUF001 (letters that look like others are what the texts are for)
 """Tokenizer speed: ours against Hugging Face `tokenizers`, both called from Python, one thread.
 
 Input: tokenizer.json files (by default those that the tokenizer's tests use) and texts cut from the
@@ -111,7 +112,9 @@ def measure(name: str, raw: bytes, module: Any, corpora: dict[str, str]) -> list
             row: dict[str, Any] = {"vocabulary": name, "corpus": corpus, "tokens": length}
             row["bytes"] = round(statistics.mean(len(piece.encode()) for piece in timed))
             row["hf_us"] = time_calls(lambda piece: hf.encode(piece).ids, timed)
-            row["hf_fast_us"] = time_calls(lambda piece: hf.encode_batch_fast([piece])[0].ids, timed)
+            row["hf_fast_us"] = time_calls(
+                lambda piece: hf.encode_batch_fast([piece])[0].ids, timed
+            )
             row["ours_us"] = time_calls(ours.encode, timed)
             row["cpp_us"] = module.encode_ns(ours, timed) / len(timed) / 1e3
             row["ratio"] = row["hf_us"] / row["ours_us"]
@@ -150,8 +153,10 @@ def main() -> None:
     rows = [row for name in names for row in measure(name, tokenizer_json(name), module, corpora)]
     for name in names:
         ratios = [row["ratio"] for row in rows if row["vocabulary"] == name]
-        print(f"{name}: ratio {min(ratios):.1f} to {max(ratios):.1f}, "
-              f"geometric mean {statistics.geometric_mean(ratios):.1f}")
+        print(
+            f"{name}: ratio {min(ratios):.1f} to {max(ratios):.1f}, "
+            f"geometric mean {statistics.geometric_mean(ratios):.1f}"
+        )
     result = {
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "command": "python benchmarks/bench_tokenizer.py " + " ".join(sys.argv[1:]),

@@ -58,8 +58,9 @@ AddedTokenFinder::AddedTokenFinder(std::vector<Pattern> patterns) : patterns_(st
   roots_.fill(kNoId);
   std::vector<uint32_t> order(patterns_.size());
   std::iota(order.begin(), order.end(), 0u);
-  std::stable_sort(order.begin(), order.end(), [this](uint32_t a, uint32_t b) {
-    return patterns_[a].content < patterns_[b].content;
+  std::sort(order.begin(), order.end(), [this](uint32_t a, uint32_t b) {
+    const int difference = patterns_[a].content.compare(patterns_[b].content);
+    return difference != 0 ? difference < 0 : a < b;
   });
   const auto same_content = [this](uint32_t a, uint32_t b) {
     return patterns_[a].content == patterns_[b].content;

@@ -15,7 +15,7 @@ class AlignedArray {
  public:
   AlignedArray() = default;
   AlignedArray(std::size_t size, const T& value)
-      : data_(static_cast<T*>(::operator new (size * sizeof(T), std::align_val_t{kLineBytes}))) {
+      : data_(static_cast<T*>(::operator new(size * sizeof(T), std::align_val_t{kLineBytes}))) {
     std::uninitialized_fill_n(data_.get(), size, value);
   }
 
@@ -25,7 +25,7 @@ class AlignedArray {
 
  private:
   struct Free {
-    void operator()(T* p) const { ::operator delete (p, std::align_val_t{kLineBytes}); }
+    void operator()(T* p) const { ::operator delete(p, std::align_val_t{kLineBytes}); }
   };
 
   std::unique_ptr<T, Free> data_;

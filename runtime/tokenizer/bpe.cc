@@ -34,7 +34,12 @@ size_t merge_short(const MergeTable& merges, uint32_t* symbols, uint32_t* ranks,
 
 void merge_long(const MergeTable& merges, MergeScratch& scratch, std::vector<uint32_t>& out) {
   constexpr uint32_t kNone = 0xFFFFFFFF;
-  auto& [symbols, ranks, next, previous, heap] = scratch;
+  // Not a structured binding: clang refuses those in lambdas.
+  std::vector<uint32_t>& symbols = scratch.symbols;
+  std::vector<uint32_t>& ranks = scratch.ranks;
+  std::vector<uint32_t>& next = scratch.next;
+  std::vector<uint32_t>& previous = scratch.previous;
+  std::vector<uint64_t>& heap = scratch.heap;
   const auto n = static_cast<uint32_t>(symbols.size());
   if (n == 0) return;
   ranks.resize(n);

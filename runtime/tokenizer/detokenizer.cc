@@ -35,8 +35,14 @@ uint8_t sequence_bytes(uint8_t byte) {
 
 }  // namespace
 
-// An ill-formed beginning becomes one U+FFFD for each maximal part of a code point, as Rust's
-// from_utf8_lossy does.
+// An ill-formed beginning becomes one U+FFFD as a whole, as Rust's from_utf8_lossy does; from byte
+// tokens, one for each byte.
+void Detokenizer::replace_held(std::string& out) {
+  const uint8_t count = tokenizer_->data().characters() ? num_held_ : num_held_ > 0;
+  for (uint8_t i = 0; i < count; ++i) out.append(kReplacement);
+  num_held_ = 0;
+}
+
 void Detokenizer::append_bytes(std::string_view bytes, std::string& out) {
   for (const char signed_byte : bytes) {
     const auto byte = static_cast<uint8_t>(signed_byte);
@@ -49,8 +55,7 @@ void Detokenizer::append_bytes(std::string_view bytes, std::string& out) {
         }
         continue;
       }
-      out.append(kReplacement);
-      num_held_ = 0;
+      replace_held(out);
     }
     const uint8_t length = sequence_bytes(byte);
     if (length == 1) {
@@ -65,12 +70,14 @@ void Detokenizer::append_bytes(std::string_view bytes, std::string& out) {
 
 void Detokenizer::append(uint32_t id, std::string& out) {
   if (skip_special_tokens_ && tokenizer_->is_special(id)) return;
-  append_bytes(tokenizer_->data().text_of(id), out);
+  const TokenizerData& data = tokenizer_->data();
+  if (!data.characters()) return append_bytes(data.text_of(id), out);
+  if (!data.exists(id)) return;
+  if ((data.blob.token_flags(id) & kTokenByte) != 0) return append_bytes(data.text_of(id), out);
+  flush(out);
+  out.append(data.text_of(id));
 }
 
-void Detokenizer::flush(std::string& out) {
-  if (num_held_ > 0) out.append(kReplacement);
-  num_held_ = 0;
-}
+void Detokenizer::flush(std::string& out) { replace_held(out); }
 
 }  // namespace blink

@@ -132,6 +132,28 @@ class PieceQueue {
   PieceTable::Probe probes_[kDepth];
 };
 
+// Pushes `text` in pieces that no merge crosses.
+void push_cut(const TokenizerData& data, std::string_view text, PieceQueue& queue) {
+  const auto end = reinterpret_cast<const uint8_t*>(text.data()) + text.size();
+  auto begin = end - text.size();
+  uint32_t previous = unicode::kInvalid;
+  const auto push = [&queue](const uint8_t* from, const uint8_t* to) {
+    if (from < to) {
+      queue.push({reinterpret_cast<const char*>(from), static_cast<size_t>(to - from)});
+    }
+  };
+  for (auto p = begin; p < end;) {
+    const unicode::Decoded d = unicode::decode(p, end);
+    if (!data.joined_pairs.may_join(previous, d.code_point)) {
+      push(begin, p);
+      begin = p;
+    }
+    previous = d.code_point;
+    p += d.num_bytes;
+  }
+  push(begin, end);
+}
+
 void encode_text(const TokenizerData& data, std::string_view text, EncodeScratch& scratch,
                  std::vector<uint32_t>& out) {
   if (text.empty()) return;
@@ -142,6 +164,11 @@ void encode_text(const TokenizerData& data, std::string_view text, EncodeScratch
   const char* const end = text.data() + text.size();
   const auto kind = static_cast<PretokenizerKind>(data.blob.header().pretokenizer);
   PieceQueue queue(data, end, scratch, out);
+  if (data.can_cut && kind == PretokenizerKind::kWhole) {
+    push_cut(data, text, queue);
+    queue.flush();
+    return;
+  }
   pretokenize::split(kind, text, scratch.masks, [&](const uint8_t* from, const uint8_t* to) {
     queue.push({reinterpret_cast<const char*>(from), static_cast<size_t>(to - from)});
   });
@@ -152,7 +179,7 @@ void encode_text(const TokenizerData& data, std::string_view text, EncodeScratch
 
 void merge_piece(const TokenizerData& data, std::string_view piece, MergeScratch& scratch,
                  std::vector<uint32_t>& out) {
-  const bool bytes = data.blob.header().alphabet == static_cast<uint32_t>(AlphabetKind::kBytes);
+  const bool bytes = !data.characters();
   if (bytes && piece.size() <= kMaxShortSymbols && data.has_all_bytes) {
     return merge_short_bytes(data, piece, out);
   }
@@ -162,7 +189,18 @@ void merge_piece(const TokenizerData& data, std::string_view piece, MergeScratch
   } else {
     push_characters(data, piece, scratch.symbols);
   }
-  merge_long(data.merges, scratch, out);
+  if (scratch.symbols.size() > kMaxShortSymbols) {
+    merge_long(data.merges, scratch, out);
+    return;
+  }
+  uint32_t ranks[kMaxShortSymbols];
+  const size_t n = scratch.symbols.size();
+  for (size_t i = 0; i + 1 < n; ++i) {
+    ranks[i] = data.merges.rank(scratch.symbols[i], scratch.symbols[i + 1]);
+  }
+  const size_t left = merge_short(data.merges, scratch.symbols.data(), ranks, n);
+  out.insert(out.end(), scratch.symbols.begin(),
+             scratch.symbols.begin() + static_cast<std::ptrdiff_t>(left));
 }
 
 std::string_view normalize(NormalizerKind kind, std::string_view text, NfcScratch& scratch,

@@ -103,7 +103,7 @@ inline Bytes llama3_end(const Runs& runs, Bytes p, Bytes end) {
 //   [\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+   (kNeedsLower)
 //   [\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*
 template <bool kNeedsLower>
-inline Bytes o200k_word_end(const Runs& runs, Bytes p, Bytes end) {
+inline Bytes o200k_word_end(Bytes p, Bytes end) {
   constexpr uint16_t kBoth = unicode::kOtherLetter | unicode::kMark;
   Bytes q = p;
   Bytes after_both = p;  // end of the last character that is in both classes
@@ -127,15 +127,13 @@ inline Bytes o200k_end(const Runs& runs, Bytes p, Bytes end) {
       (c.bits & (unicode::kLetter | unicode::kNumber)) == 0 && !is_newline(*p) && after < end;
   const auto with_contraction = [end](Bytes q) { return contraction_end<true>(q, end); };
   if (may_prefix) {
-    if (const Bytes q = o200k_word_end<true>(runs, after, end); q != after)
-      return with_contraction(q);
+    if (const Bytes q = o200k_word_end<true>(after, end); q != after) return with_contraction(q);
   }
-  if (const Bytes q = o200k_word_end<true>(runs, p, end); q != p) return with_contraction(q);
+  if (const Bytes q = o200k_word_end<true>(p, end); q != p) return with_contraction(q);
   if (may_prefix) {
-    if (const Bytes q = o200k_word_end<false>(runs, after, end); q != after)
-      return with_contraction(q);
+    if (const Bytes q = o200k_word_end<false>(after, end); q != after) return with_contraction(q);
   }
-  if (const Bytes q = o200k_word_end<false>(runs, p, end); q != p) return with_contraction(q);
+  if (const Bytes q = o200k_word_end<false>(p, end); q != p) return with_contraction(q);
   if ((c.bits & unicode::kNumber) != 0) return three_numbers_end(p, end);
   //  ?[^\s\p{L}\p{N}]+[\r\n/]*
   const bool other_follows =

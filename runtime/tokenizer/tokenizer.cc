@@ -6,6 +6,7 @@
 
 #include "encode.h"
 #include "tokenizer_data.h"
+#include "unicode.h"
 
 namespace blink {
 namespace {
@@ -48,8 +49,7 @@ AddedTokenFinder make_finder(const Blob& blob, bool normalized) {
 
 void fill_texts(TokenizerData& data) {
   const Blob& blob = data.blob;
-  const bool characters =
-      blob.header().alphabet == static_cast<uint32_t>(AlphabetKind::kCharacters);
+  const bool characters = data.characters();
   data.text_offsets.push_back(0);
   for (uint32_t id = 0; id < blob.header().num_ids; ++id) {
     std::string_view bytes = blob.token_bytes(id);
@@ -66,10 +66,30 @@ void fill_texts(TokenizerData& data) {
   }
 }
 
+// Characters only; see JoinedPairs. Unknown symbols fuse across a cut and byte tokens do not spell
+// their text, so a vocabulary that has the one or merges the other is not cut.
+void fill_joined_pairs(TokenizerData& data) {
+  const Blob& blob = data.blob;
+  const auto is_byte = [&blob](uint32_t id) { return (blob.token_flags(id) & kTokenByte) != 0; };
+  data.can_cut =
+      data.has_all_bytes && blob.has_flag(kByteFallback) && !blob.has_flag(kIgnoreMerges);
+  for (const Merge& merge : blob.merges()) {
+    if (is_byte(merge.left) || is_byte(merge.right) || is_byte(merge.merged)) data.can_cut = false;
+    const std::string_view bytes = blob.token_bytes(merge.merged);
+    const auto end = reinterpret_cast<const uint8_t*>(bytes.data()) + bytes.size();
+    uint32_t previous = unicode::kInvalid;
+    for (auto p = end - bytes.size(); p < end;) {
+      const unicode::Decoded d = unicode::decode(p, end);
+      if (previous != unicode::kInvalid) data.joined_pairs.add(previous, d.code_point);
+      previous = d.code_point;
+      p += d.num_bytes;
+    }
+  }
+}
+
 void fill_pieces(TokenizerData& data) {
   const Blob& blob = data.blob;
-  const bool characters =
-      blob.header().alphabet == static_cast<uint32_t>(AlphabetKind::kCharacters);
+  const bool characters = data.characters();
   const uint32_t num_ids = blob.header().num_ids;
   const auto in_model = [&blob](uint32_t id) {
     return (blob.token_flags(id) & (kTokenInModel | kTokenByte)) == kTokenInModel;
@@ -79,6 +99,7 @@ void fill_pieces(TokenizerData& data) {
     for (uint32_t id = 0; id < num_ids; ++id) {
       if (in_model(id)) data.vocabulary.insert(blob.token_bytes(id), id);
     }
+    fill_joined_pairs(data);
   }
   data.whole_pieces = PieceTable(num_ids);
   MergeScratch scratch;
@@ -93,6 +114,38 @@ void fill_pieces(TokenizerData& data) {
     }
     data.whole_pieces.insert(bytes, id);
   }
+}
+
+// The text of ids with byte fallback: a run of byte tokens that is not well-formed as a whole
+// becomes one U+FFFD for each of its bytes.
+void append_characters(const TokenizerData& data, std::span<const uint32_t> ids, bool skip_special,
+                       std::string& text) {
+  std::string run;
+  const auto flush = [&] {
+    const auto end = reinterpret_cast<const uint8_t*>(run.data()) + run.size();
+    auto p = end - run.size();
+    while (p < end && unicode::decode(p, end).code_point != unicode::kInvalid) {
+      p += unicode::decode(p, end).num_bytes;
+    }
+    if (p == end) {
+      text += run;
+    } else {
+      for (size_t i = 0; i < run.size(); ++i) text.append("\xEF\xBF\xBD");
+    }
+    run.clear();
+  };
+  for (const uint32_t id : ids) {
+    if (!data.exists(id)) continue;
+    const uint8_t flags = data.blob.token_flags(id);
+    if (skip_special && (flags & kTokenSpecial) != 0) continue;
+    if ((flags & kTokenByte) != 0) {
+      run.append(data.text_of(id));
+      continue;
+    }
+    if (!run.empty()) flush();
+    text.append(data.text_of(id));
+  }
+  flush();
 }
 
 }  // namespace
@@ -130,6 +183,10 @@ void Tokenizer::encode(std::string_view text, EncodeOptions options,
 
 std::string Tokenizer::decode(std::span<const uint32_t> ids, bool skip_special_tokens) const {
   std::string text;
+  if (data_->characters()) {
+    append_characters(*data_, ids, skip_special_tokens, text);
+    return text;
+  }
   Detokenizer detokenizer(*this, skip_special_tokens);
   for (const uint32_t id : ids) detokenizer.append(id, text);
   detokenizer.flush(text);

@@ -86,6 +86,7 @@ class Detokenizer {
 
  private:
   void append_bytes(std::string_view bytes, std::string& out);
+  void replace_held(std::string& out);
 
   const Tokenizer* tokenizer_;
   bool skip_special_tokens_;

@@ -13,8 +13,42 @@
 
 namespace blink {
 
+// Which pairs of neighbouring characters stand inside some token that merging can make. Between two
+// characters that never do, no merge reaches across, so that text may be cut there: pieces as short
+// as words instead of one as long as the text, with the same ids.
+class JoinedPairs {
+ public:
+  void add(uint32_t first, uint32_t second) {
+    const uint64_t bit = bit_of(first, second);
+    bits_[bit / 64] |= uint64_t{1} << (bit % 64);
+  }
+
+  // False only for pairs that were never added; different pairs may share a bit.
+  bool may_join(uint32_t first, uint32_t second) const {
+    const uint64_t bit = bit_of(first, second);
+    return (bits_[bit / 64] >> (bit % 64) & 1) != 0;
+  }
+
+ private:
+  static constexpr uint32_t kBits = 20;
+
+  static uint64_t bit_of(uint32_t first, uint32_t second) {
+    return ((uint64_t{first} << 32 | second) * 0x9E3779B97F4A7C15u) >> (64 - kBits);
+  }
+
+  std::vector<uint64_t> bits_ = std::vector<uint64_t>((size_t{1} << kBits) / 64);
+};
+
 struct TokenizerData {
   explicit TokenizerData(Blob checked);
+
+  bool characters() const {
+    return blob.header().alphabet == static_cast<uint32_t>(AlphabetKind::kCharacters);
+  }
+
+  bool exists(uint32_t id) const {
+    return id < blob.header().num_ids && (blob.token_flags(id) & kTokenExists) != 0;
+  }
 
   // Bytes that `id` adds to the output; empty for ids outside the vocabulary.
   std::string_view text_of(uint32_t id) const {
@@ -32,6 +66,8 @@ struct TokenizerData {
   // merging their own bytes gives back.
   PieceTable whole_pieces;
   PieceTable vocabulary;                  // characters only: the first symbols of merging
+  JoinedPairs joined_pairs;               // characters only
+  bool can_cut = false;                   // joined_pairs is complete and no state crosses a cut
   std::vector<uint32_t> byte_pair_ranks;  // bytes only: rank of the ids of [first][second] byte
   AddedTokenFinder raw_tokens;            // found before the text is normalized
   AddedTokenFinder normalized_tokens;     // found after

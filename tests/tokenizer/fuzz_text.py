@@ -1,4 +1,5 @@
-"""Random texts for the tokenizer: seed -> strings of many scripts, code, controls and hostile runs."""
+# ruff: noqa: RUF001 (letters that look like others are what the texts are for)
+"""Random texts for the tokenizer: seed -> strings of many scripts, code, controls, hostile runs."""
 
 from __future__ import annotations
 
@@ -49,15 +50,82 @@ WORDS = (
     *("the", "quick", "Brown", "FOX", "jumps", "over", "internationalization", "don't", "WE'LL"),
     *("I'm", "'Re", "'ſ", "x'S", "it's", "they'VE", "snake_case", "camelCase", "HTTPServer"),
     *("naïve", "Straße", "Ĳssel", "être", "déjà", "привет", "мир", "γειά", "שלום", "مرحبا", "नमस्ते"),
-    *("สวัสดี", "こんにちは", "世界", "안녕하세요", "x²", "½", "Ⅳ", "１２３", "٣٤٥", "3.14159", "1234567"),
-    *("->", "=>", "!=", "===", "//", "/*", "*/", "::", "...", "—", "“", "”", "…", "😀", "👩‍👩‍👧‍👦", "🇫🇷"),
+    *(
+        "สวัสดี",
+        "こんにちは",
+        "世界",
+        "안녕하세요",
+        "x²",
+        "½",
+        "Ⅳ",
+        "１２３",
+        "٣٤٥",
+        "3.14159",
+        "1234567",
+    ),
+    *(
+        "->",
+        "=>",
+        "!=",
+        "===",
+        "//",
+        "/*",
+        "*/",
+        "::",
+        "...",
+        "—",
+        "“",
+        "”",
+        "…",
+        "😀",
+        "👩‍👩‍👧‍👦",
+        "🇫🇷",
+    ),
     *("def f(x):", "return", "#include <vector>", "{\n", "}\r\n", "\t", "&&", "||", "<|", "|>"),
-    *("e\u0301", "a\u0308\u0323", "\u1112\u1161\u11ab", "\u212b", "\u0958", "ﬁ", "\u00ad", "\ufeff"),
+    *(
+        "e\u0301",
+        "a\u0308\u0323",
+        "\u1112\u1161\u11ab",
+        "\u212b",
+        "\u0958",
+        "ﬁ",
+        "\u00ad",
+        "\ufeff",
+    ),
 )
-SPACES = (" ", "  ", "   ", "\n", "\r\n", "\t", "\u00a0", "\u3000", "\u2028", "\x0b", " \n ", "\n\n")
+SPACES = (
+    " ",
+    "  ",
+    "   ",
+    "\n",
+    "\r\n",
+    "\t",
+    "\u00a0",
+    "\u3000",
+    "\u2028",
+    "\x0b",
+    " \n ",
+    "\n\n",
+)
 REPEATED = (
     *("a", "A", "1", " ", "\n", "\r", "\t", ".", "-", "'", "é", "\u0301", "ª", "Aa", "ªA", "😀"),
-    *("中", "あ", "\u200d", "\u00a0", "ab", " a", "a ", "\n ", "'s", "<", "<|", "\x00", "ǅ", "/", "aB1 "),
+    *(
+        "中",
+        "あ",
+        "\u200d",
+        "\u00a0",
+        "ab",
+        " a",
+        "a ",
+        "\n ",
+        "'s",
+        "<",
+        "<|",
+        "\x00",
+        "ǅ",
+        "/",
+        "aB1 ",
+    ),
 )
 
 

