@@ -1,4 +1,4 @@
-"""The command line of the runtime: run, tokenize, top."""
+"""The command line of the runtime: run, tokenize, top, doctor."""
 
 from __future__ import annotations
 
@@ -44,6 +44,13 @@ def main() -> None:
     type=click.Path(path_type=Path),
     help="Folder with weight files that the bundle refers to; may be repeated.",
 )
+@click.option(
+    "--scheduler",
+    type=click.Choice(["chained", "persistent", "host"]),
+    default="chained",
+    show_default=True,
+    help="Who launches the next graph on a GPU: the last node of each, a resident block, the host.",
+)
 @click.option("--drain", default=10.0, show_default=True, help="Seconds for requests on SIGTERM.")
 def run(
     bundle: Path,
@@ -53,6 +60,7 @@ def run(
     threads: int,
     no_golden: bool,
     weights_from: tuple[Path, ...],
+    scheduler: str,
     drain: float,
 ) -> None:
     """Serve BUNDLE over HTTP until SIGTERM."""
@@ -65,6 +73,7 @@ def run(
         num_threads=threads,
         checks_golden=not no_golden,
         weights_from=weights_from,
+        scheduler=scheduler,
         drain_s=drain,
     )
     sys.exit(serve(bundle, config))
@@ -91,6 +100,14 @@ def top(ring_name: str | None, once: bool, interval: float) -> None:
     from blink_runtime.top import run_top
 
     run_top(ring_name, once=once, interval_s=interval)
+
+
+@main.command()
+def doctor() -> None:
+    """Say what this machine has of what a GPU target needs."""
+    from blink_runtime.cuda_doctor import print_findings
+
+    sys.exit(print_findings(click.echo))
 
 
 if __name__ == "__main__":

@@ -129,6 +129,13 @@ def load_library() -> ctypes.CDLL:
         ) from None
 
 
+def library_version() -> int:
+    """Return cuBLASLt's version, e.g. 130100."""
+    library = load_library()
+    library.cublasLtGetVersion.restype = c_size_t
+    return int(library.cublasLtGetVersion())
+
+
 class CublasLt:
     """A handle, one workspace and the plans made so far.
 
@@ -138,8 +145,6 @@ class CublasLt:
 
     def __init__(self, algorithms: dict[str, list[int]] | None = None) -> None:
         self._lib = load_library()
-        self._lib.cublasLtGetVersion.restype = c_size_t
-        self.version = int(self._lib.cublasLtGetVersion())
         self._handle = c_void_p()
         _check(self._lib.cublasLtCreate(byref(self._handle)), "handle")
         self.workspace = DeviceBuffer(WORKSPACE_BYTES, "the workspace of cuBLASLt")

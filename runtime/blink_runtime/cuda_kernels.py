@@ -390,9 +390,12 @@ class CudaKernels:
             *sizes,
         )
         if stream:
-            grid = (self._num_multiprocessors, 1, 1)
+            blocks = EXPERT_STREAM_BLOCKS_PER_MULTIPROCESSOR * self._num_multiprocessors
+            threads = EXPERT_STREAM_WARPS * 32
             products = [
-                Launch(self.function(name), grid, 512, self._shared_bytes(name), args)
+                Launch(
+                    self.function(name), (blocks, 1, 1), threads, self._shared_bytes(name), args
+                )
                 for name, args in (
                     ("experts_gate_up_stream", gate_up_args),
                     ("experts_down_stream", down_args),

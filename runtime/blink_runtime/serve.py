@@ -43,6 +43,7 @@ class ServeConfig:
     checks_golden: bool = True
     drain_s: float = 10.0  # patience with running requests after SIGTERM
     weights_from: Sequence[Path] = field(default=())
+    scheduler: str = "chained"  # placement on a GPU
 
 
 def serve(path: Path, config: ServeConfig) -> int:
@@ -69,10 +70,7 @@ def start_target(stack: ExitStack, bundle: Bundle, config: ServeConfig) -> _nati
     """Lay out the ring, load the weights and start the scheduler over it."""
     manifest = bundle.manifest
     if manifest.target.library is None:
-        raise BlinkError(
-            f"{bundle.path} is for {manifest.target.name}; this command serves the cpu target",
-            hint="compile the model with --target cpu",
-        )
+        return _start_gpu_target(stack, bundle, config)
     ring = make_ring(manifest)
     weights = stack.enter_context(bundle.weights(search=config.weights_from))
     target = CpuTarget(
@@ -89,12 +87,44 @@ def start_target(stack: ExitStack, bundle: Bundle, config: ServeConfig) -> _nati
     return ring
 
 
+def _start_gpu_target(stack: ExitStack, bundle: Bundle, config: ServeConfig) -> _native.Ring:
+    """Lay the ring out in pinned host memory and let the GPU schedule itself over it."""
+    from blink_runtime import _native
+    from blink_runtime.cuda_bundle import load_cuda_target
+    from blink_runtime.cuda_driver import Context, MappedBuffer
+
+    context = stack.enter_context(Context())
+    sizes = ring_sizes(bundle.manifest)
+    memory = MappedBuffer(sizes.ring_bytes, "the ring")
+    stack.callback(memory.close)
+    ring = _native.Ring.create_at(memory.host_address, memory.num_bytes, sizes)
+    target = load_cuda_target(
+        bundle,
+        context,
+        memory,
+        placement=config.scheduler,
+        weights_from=config.weights_from,
+        say=_say,
+    )
+    stack.enter_context(target)
+    stack.callback(ring.request_stop)
+    target.start()
+    return ring
+
+
 def make_ring(manifest: Manifest) -> _native.Ring:
     """Make the ring in shared memory, with the sizes that the bundle was compiled for."""
     from blink_runtime import _native
 
+    return _native.Ring.create(f"/blink-{os.getpid()}", ring_sizes(manifest))
+
+
+def ring_sizes(manifest: Manifest) -> _native.RingSizes:
+    """Return the sizes that the bundle was compiled for."""
+    from blink_runtime import _native
+
     limits = manifest.limits
-    sizes = _native.RingSizes(
+    return _native.RingSizes(
         num_slots=limits.num_slots,
         num_front_ends=limits.num_front_ends,
         max_prompt_tokens=limits.max_prompt_tokens,
@@ -108,7 +138,6 @@ def make_ring(manifest: Manifest) -> _native.Ring:
         trace_capacity=limits.trace_capacity,
         sampler_features=limits.sampler_features,
     )
-    return _native.Ring.create(f"/blink-{os.getpid()}", sizes)
 
 
 def check_golden(ring: _native.Ring, manifest: Manifest) -> str:
