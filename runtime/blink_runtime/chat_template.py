@@ -70,7 +70,7 @@ class ChatTemplate:
                 add_generation_prompt=add_generation_prompt,
                 **context,
             )
-        except (jinja2.TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
+        except Exception as error:  # a template is a program: whatever it raises, it refuses
             raise ChatTemplateError(f"the chat template refused the messages: {error}") from error
 
     def __call__(self, text: str) -> str:

@@ -1,0 +1,121 @@
+"""Chat templates give the same text as transformers' own rendering."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "runtime"))
+
+from blink_runtime.chat_template import ChatTemplate, ChatTemplateError  # noqa: E402
+
+LLAMA_3 = (
+    "{% set loop_messages = messages %}{% for message in loop_messages %}"
+    "{% set content = '<|start_header_id|>' + message['role'] + '<|end_header_id|>\n\n'"
+    "+ message['content'] | trim + '<|eot_id|>' %}"
+    "{% if loop.index0 == 0 %}{% set content = bos_token + content %}{% endif %}{{ content }}"
+    "{% endfor %}{% if add_generation_prompt %}"
+    "{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}"
+)
+CHATML = """
+{%- if messages[0].role == 'system' %}
+    {{- '<|im_start|>system\\n' + messages[0].content + '<|im_end|>\\n' }}
+{%- else %}
+    {{- '<|im_start|>system\\nYou are helpful.<|im_end|>\\n' }}
+{%- endif %}
+{%- set ns = namespace(last=0) %}
+{%- for message in messages %}
+    {%- if message.role == 'system' %}{% continue %}{% endif %}
+    {%- set ns.last = loop.index0 %}
+    {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\\n' }}
+    {%- if enable_thinking is defined and enable_thinking is false %}
+        {{- '<think>\\n\\n</think>\\n\\n' }}
+    {%- endif %}
+{%- endif %}
+"""
+BLOCKS = """{% for m in messages %}
+    {% if m['role'] == 'user' %}
+  U: {{ m['content'] }}
+    {% else %}
+{% generation %}A: {{ m['content'] }}{% endgeneration %}
+
+    {% endif %}
+{% endfor %}
+{{ messages | tojson }} {{ {'b': 'é<>', 'a': [1, none]} | tojson(indent=2) }}
+{%- if tools %}tools{% endif %}{% if tools is none %} none{% endif %}
+"""
+CHATS: list[list[dict[str, Any]]] = [
+    [{"role": "user", "content": "Hello"}],
+    [
+        {"role": "system", "content": "  Be brief. "},
+        {"role": "user", "content": 'Say "é" <b> & 😀\n\n'},
+        {"role": "assistant", "content": "é"},
+        {"role": "user", "content": "{{ 7 * 7 }} {% raw %}"},
+    ],
+]
+TOKENS = {"bos_token": "<|begin_of_text|>", "eos_token": "<|end|>"}
+
+
+@pytest.mark.parametrize("source", [LLAMA_3, CHATML, BLOCKS], ids=["llama3", "chatml", "blocks"])
+@pytest.mark.parametrize("chat", CHATS, ids=["short", "long"])
+@pytest.mark.parametrize("adds", [True, False])
+@pytest.mark.parametrize("kwargs", [{}, {"enable_thinking": False}])
+def test_equals_transformers(
+    source: str, chat: list[dict[str, Any]], adds: bool, kwargs: dict[str, Any]
+) -> None:
+    utils = pytest.importorskip("transformers.utils.chat_template_utils")
+    (expected,), _ = utils.render_jinja_template(
+        conversations=[chat],
+        chat_template=source,
+        add_generation_prompt=adds,
+        **TOKENS,
+        **kwargs,
+    )
+    template = ChatTemplate(source, TOKENS)
+    assert template.render(chat, add_generation_prompt=adds, kwargs=kwargs) == expected
+    request = {"messages": chat, "add_generation_prompt": adds, "kwargs": kwargs}
+    assert template(json.dumps(request)) == expected
+
+
+def test_clients_cannot_replace_what_the_server_sets() -> None:
+    template = ChatTemplate(LLAMA_3, TOKENS)
+    for name in ("messages", "tools", "add_generation_prompt"):
+        with pytest.raises(ChatTemplateError, match=name):
+            template.render(CHATS[0], kwargs={name: []})
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ raise_exception('roles must alternate') }}",
+        "{{ messages[5].content }}",
+        "{{ messages.append(1) }}",  # the sandbox is immutable
+        "{{ ''.__class__.__mro__ }}",
+        "{{ (1).__class__.__base__.__subclasses__() }}",
+        "{{ messages[0].content + 1 }}",
+        "{% include 'x' %}",
+        "{{ 1 / 0 }}",
+        "{{ 'x' * 10 ** 12 }}",
+        "{% for i in range(10 ** 9) %}x{% endfor %}",
+    ],
+)
+def test_what_a_template_may_not_do(source: str) -> None:
+    with pytest.raises(ChatTemplateError):
+        ChatTemplate(source, {}).render(CHATS[0])
+
+
+def test_a_text_that_is_no_template() -> None:
+    with pytest.raises(ChatTemplateError, match="does not compile"):
+        ChatTemplate("{% for %}", {})
+
+
+def test_date() -> None:
+    assert len(ChatTemplate("{{ strftime_now('%d %b %Y') }}", {}).render(CHATS[0])) == 11
