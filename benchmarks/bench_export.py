@@ -1,6 +1,6 @@
-"""Export and cut a Llama-3-8B-shaped config with random weights: print seconds, CPU seconds and peak memory.
+"""Export and cut a Llama-3-8B-shaped config, random weights: print seconds and peak memory.
 
-    python benchmarks/bench_export.py [--layers 32] [--dtype bf16]
+python benchmarks/bench_export.py [--layers 32] [--dtype bf16]
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The HuggingFace road: checkpoint folder, GGUF file or hub id in, decoder graph and weight references out."""
+"""The HuggingFace road: checkpoint, GGUF file or hub id in, graph and weight references out."""
 
 from __future__ import annotations
 
@@ -40,8 +40,9 @@ def decoder_graph_from_hf(
 ) -> DecoderGraph:
     """Export a decoder once, from tensors without memory; weights stay where they are.
 
-    `max_seqlen` (tokens) fixes rope scaling that depends on length; None takes the config's limit. With
-    `random_weights_seed` a config.json is enough. `cache_dir` holds what must be rewritten (GGUF).
+    `max_seqlen` (tokens) fixes rope scaling that depends on length; None takes the config's
+    limit. With `random_weights_seed` a config.json is enough. `cache_dir` holds what must be
+    rewritten (GGUF).
 
     Raises:
         BlinkError: the model cannot be compiled; the message names the node or file and the reason.

@@ -49,7 +49,13 @@ def _fetch(hub_id: str) -> Path:
 
     try:
         return Path(snapshot_download(hub_id, allow_patterns=_HUB_PATTERNS))
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, httpx.HTTPError, OSError) as error:
+    except (
+        HfHubHTTPError,
+        HFValidationError,
+        LocalEntryNotFoundError,
+        httpx.HTTPError,
+        OSError,
+    ) as error:
         raise BlinkError(
             f"{hub_id} is no folder here and cannot be fetched from the hub: {error}",
             hint="give the path of a checkpoint folder, or check the id, the network and HF_TOKEN",
@@ -120,7 +126,9 @@ def _safetensors_files(folder: Path) -> list[Path]:
     single = folder / "model.safetensors"
     if index.is_file():
         try:
-            shards = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+            shards = sorted(
+                set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+            )
         except (ValueError, KeyError, AttributeError, TypeError) as error:
             raise BlinkError(f"{index} is no index of shards: {error}") from error
         for shard in shards:
@@ -135,7 +143,7 @@ def _safetensors_files(folder: Path) -> list[Path]:
     if list(folder.glob("*.bin")) or list(folder.glob("*.pth")):
         raise BlinkError(
             f"{folder} holds weights as pickle files (.bin), which can run code when read",
-            hint="convert them: model.save_pretrained(folder) of a recent transformers writes safetensors",
+            hint="convert them: save_pretrained of a recent transformers writes safetensors",
         )
     raise BlinkError(
         f"{folder} holds no model.safetensors",

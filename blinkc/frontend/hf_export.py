@@ -1,4 +1,4 @@
-"""Hollow model -> one ONNX graph whose weights are graph inputs, attention and experts single nodes."""
+"""Hollow model -> one ONNX graph: weights are inputs, attention and experts single nodes."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _MAX_TOKENS = 1 << 20  # upper end of the symbolic token count, for torch.export
 _PREFIX = "model."
 
 
-class StepOfModel(torch.nn.Module):
-    """The model as a step sees it: `input_ids`, `positions` `[T]` and `rows` `[R]` -> `logits` `[R, V]`.
+class StepOfModel(torch.nn.Module):  # type: ignore[misc]
+    """The model as a step sees it: ids and positions `[T]`, rows `[R]` -> logits `[R, V]`.
 
-    Tokens lie on transformers' batch axis, each a sequence of one: what the model computes per batch
-    entry is then per token by construction.
+    Tokens lie on transformers' batch axis, each a sequence of one: what the model computes per
+    batch entry is then per token by construction.
     """
 
     def __init__(self, model: Any) -> None:
@@ -32,12 +32,15 @@ class StepOfModel(torch.nn.Module):
         self.model = model
         self._rows: torch.Tensor | None = None
         self._last_hidden_was_cut = False
-        model.base_model.register_forward_hook(self._keep_rows)
+        # Some heads call the base model, some the decoder inside it.
+        for trunk in {id(m): m for m in (model.base_model, model.get_decoder())}.values():
+            trunk.register_forward_hook(self._keep_rows)
 
     def forward(
         self, input_ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor
     ) -> torch.Tensor:
         self._rows = rows
+        self._last_hidden_was_cut = False
         with tracing_positions(positions):
             output = self.model(
                 input_ids=input_ids[:, None],
@@ -76,7 +79,11 @@ def export_decoder(hollow: HollowModel) -> onnx.ModelProto:
             exported = torch.export.export(
                 StepOfModel(hollow.model),
                 examples,
-                dynamic_shapes={"input_ids": {0: tokens}, "positions": {0: tokens}, "rows": {0: samples}},
+                dynamic_shapes={
+                    "input_ids": {0: tokens},
+                    "positions": {0: tokens},
+                    "rows": {0: samples},
+                },
                 strict=False,
             )
             program = _onnx_from_exported(exported)
@@ -152,7 +159,14 @@ def _onnx_from_exported(exported: Any) -> Any:
     domain = onnxscript.values.Opset("blink", 1)
 
     def translate_attention(
-        q: Any, k: Any, v: Any, positions: Any, sinks: Any, scale: float, window: int, softcap: float
+        q: Any,
+        k: Any,
+        v: Any,
+        positions: Any,
+        sinks: Any,
+        scale: float,
+        window: int,
+        softcap: float,
     ) -> Any:
         inputs = (q, k, v, positions) if sinks is None else (q, k, v, positions, sinks)
         return domain.PagedAttention(*inputs, scale=scale, window=window, softcap=softcap)

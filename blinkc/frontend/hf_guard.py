@@ -1,8 +1,9 @@
-"""Prove that a model mixes tokens in its attention interface only: run it on shapes alone and watch.
+"""Prove that a model mixes tokens in attention only: run it on shapes alone and watch.
 
 The export puts tokens on the batch axis, one token a sequence, where an op along the sequence (a
-convolution, a shift, a scan) would quietly see one token. So the model is run once more, on the meta
-device, with a sequence of a length that no other axis has: every op must keep that axis as it is.
+convolution, a shift, a scan) would quietly see one token. So the model is run once more, on the
+meta device, with a sequence of a length that no other axis has: every op must keep that axis as
+it is.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ def check_token_independence(model: Any) -> None:
         ) from error
 
 
-# Ops that keep the length of an axis and still mix along it, with the position of their axis argument.
+# Ops that keep the length of an axis and still mix along it, with the position of their axis
+# argument.
 _AXIS_OPS = {
     "cumsum": 1,
     "cumprod": 1,
@@ -59,7 +61,7 @@ _AXIS_OPS = {
 _MIXING_OPS = frozenset({"convolution", "_fft_r2c", "_fft_c2c", "unfold", "constant_pad_nd"})
 
 
-class _Watch(TorchDispatchMode):
+class _Watch(TorchDispatchMode):  # type: ignore[misc]
     """Checks each op on tensors that carry the sequence axis."""
 
     def __init__(self, model: Any) -> None:
@@ -108,7 +110,9 @@ class _Watch(TorchDispatchMode):
 
     def _refuse(self, name: str, inputs: list[Any], outputs: list[Any]) -> None:
         where = self._stack[-1] if self._stack and self._stack[-1] else "the model"
-        shapes = [["T" if d == _SEQUENCE else d for d in leaf.shape] for leaf in (*inputs, *outputs)]
+        shapes = [
+            ["T" if d == _SEQUENCE else d for d in leaf.shape] for leaf in (*inputs, *outputs)
+        ]
         raise BlinkError(
             f"{where}: op {name} mixes tokens outside attention (shapes {shapes})",
             hint="only models whose layers mix tokens in attention alone can be compiled: "

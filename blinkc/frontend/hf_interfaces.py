@@ -1,8 +1,8 @@
-"""Our entries in transformers' attention, mask and experts interfaces: model code in, `blink::` ops out.
+"""Our entries in transformers' attention, mask and experts interfaces: `blink::` ops come out.
 
-A model built with `attn_implementation="blink"` calls `attend` for each attention layer and `run_experts`
-for each mixture of experts. Both refuse every argument whose effect a cut op cannot carry: a lost argument
-would be a wrong answer.
+A model built with `attn_implementation="blink"` calls `attend` for each attention layer and
+`run_experts` for each mixture of experts. Both refuse every argument whose effect a cut op cannot
+carry: a lost argument would be a wrong answer.
 """
 
 from __future__ import annotations
@@ -23,22 +23,30 @@ from blinkc.errors import BlinkError
 
 IMPLEMENTATION = "blink"
 
-# What a model may hand to the interface without any effect on the result: bookkeeping of transformers.
+# What a model may hand to the interface without any effect on the result: bookkeeping of
+# transformers.
 _HARMLESS_ARGUMENTS = frozenset(
-    {"use_cache", "position_ids", "position_embeddings", "output_attentions", "output_hidden_states"}
+    {
+        "use_cache",
+        "position_ids",
+        "position_embeddings",
+        "output_attentions",
+        "output_hidden_states",
+    }
     | {"return_dict", "cache", "past_key_values", "cache_position", "output_router_logits"}
     | {"num_items_in_batch", "layer_idx", "layer_type", "deterministic", "token_type_ids"}
 )
 
-# The positions of the step while a model is being traced: cut ops read them, model code need not pass them.
+# The positions of the step while a model is being traced: cut ops read them, model code need not
+# pass them.
 _positions: ContextVar[torch.Tensor] = ContextVar("positions")
 
 
 class MaskMarker:
     """Stands for a causal mask, sliding or not, where the model expects a tensor.
 
-    Whatever a model does to its mask except handing it on fails here, so nothing it adds (ALiBi, padding,
-    chunks) is lost.
+    Whatever a model does to its mask except handing it on fails here, so nothing it adds (ALiBi,
+    padding, chunks) is lost.
     """
 
     def __init__(self, window: int) -> None:
@@ -84,7 +92,7 @@ def _window_of(mask_function: Any) -> int:
         expected = torch.arange(max(0, query - window + 1), query + 1)
         if not torch.equal(_visible(mask_function, query), expected):
             raise BlinkError(
-                "the model uses an attention mask that is neither causal nor a causal sliding window",
+                "the model uses an attention mask that is neither causal nor causal and sliding",
                 hint="chunked, bidirectional and prefix masks cannot be compiled",
             )
     return 0 if window == _PROBE_TOKENS else window
@@ -96,7 +104,7 @@ def _visible(mask_function: Any, query: int) -> torch.Tensor:
     return torch.nonzero(torch.broadcast_to(seen, (_PROBE_TOKENS,)))[:, 0]
 
 
-@torch.library.custom_op("blink::paged_attention", mutates_args=())
+@torch.library.custom_op("blink::paged_attention", mutates_args=())  # type: ignore[untyped-decorator]
 def paged_attention(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -111,12 +119,12 @@ def paged_attention(
     raise NotImplementedError("exists for export only")
 
 
-@paged_attention.register_fake
+@paged_attention.register_fake  # type: ignore[untyped-decorator]
 def _(q: torch.Tensor, *_rest: object) -> torch.Tensor:
     return torch.empty_like(q)
 
 
-@torch.library.custom_op("blink::moe_experts", mutates_args=())
+@torch.library.custom_op("blink::moe_experts", mutates_args=())  # type: ignore[untyped-decorator]
 def moe_experts(
     x: torch.Tensor,
     ids: torch.Tensor,
@@ -125,11 +133,11 @@ def moe_experts(
     down: torch.Tensor,
     activation: str,
 ) -> torch.Tensor:
-    """Run the chosen experts: x `[T, H]`, ids and weights `[T, k]`, gate_up `[E, 2I, H]`, down `[E, H, I]`."""
+    """Run the chosen experts: x `[T, H]`, ids and weights `[T, k]`, gate_up `[E, 2I, H]`."""
     raise NotImplementedError("exists for export only")
 
 
-@moe_experts.register_fake
+@moe_experts.register_fake  # type: ignore[untyped-decorator]
 def _(x: torch.Tensor, *_rest: object) -> torch.Tensor:
     return torch.empty_like(x)
 
@@ -158,20 +166,24 @@ def attend(
     for name, argument in kwargs.items():
         if argument is not None and argument is not False and name not in _HARMLESS_ARGUMENTS:
             raise BlinkError(
-                f"{where} passes `{name}` to its attention, which blink::PagedAttention cannot carry"
+                f"{where} passes `{name}` to attention, which blink::PagedAttention cannot carry"
             )
     if dropout:
         raise BlinkError(f"{where} has dropout {dropout} at inference")
     window = attention_mask.window
     if sliding_window and sliding_window != window:
-        raise BlinkError(f"{where} asks for window {sliding_window}, its mask has {window or 'none'}")
+        raise BlinkError(
+            f"{where} asks for window {sliding_window}, its mask has {window or 'none'}"
+        )
     if value.shape[-1] != query.shape[-1]:
         raise BlinkError(
             f"{where} has heads of {query.shape[-1]} for queries and {value.shape[-1]} for values",
             hint="latent attention with unequal head sizes is not supported",
         )
     if query.shape[2] != 1:
-        return torch.empty_like(query).transpose(1, 2), None  # a sequence: shapes alone are looked at
+        return torch.empty_like(query).transpose(
+            1, 2
+        ), None  # a sequence: shapes alone are looked at
     out = paged_attention(
         query.squeeze(2),
         key.squeeze(2),
@@ -201,9 +213,6 @@ def run_experts(
 ) -> torch.Tensor:
     """One mixture of experts; the router stays in the graph."""
     where = type(module).__name__
-    activation = _ACTIVATIONS.get(type(module.act_fn).__name__)
-    if activation is None:
-        raise BlinkError(f"{where} uses {type(module.act_fn).__name__}, which no experts kernel has")
     gate_is_plain = type(module)._apply_gate is moe._default_apply_gate
     odd = {
         "biases": module.has_bias,
@@ -216,6 +225,11 @@ def run_experts(
     for what, is_so in odd.items():
         if is_so:
             raise BlinkError(f"{where} has {what}, which blink::MoeExperts cannot carry")
+    activation = _ACTIVATIONS.get(type(module.act_fn).__name__)
+    if activation is None:
+        raise BlinkError(
+            f"{where} uses {type(module.act_fn).__name__}, which no experts kernel has"
+        )
     return moe_experts(
         hidden_states,
         top_k_index,

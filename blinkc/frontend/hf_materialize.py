@@ -1,7 +1,8 @@
-"""Have transformers load a checkpoint and write it again, tensor names being the model's: the way for GGUF.
+"""Have transformers load a checkpoint and write it again under the model's names: GGUF's way.
 
-Also taken by checkpoints whose tensors transformers rearranges in ways that references cannot express. It
-needs memory for the whole model; the file it writes is kept and found again by content.
+Also taken by checkpoints whose tensors transformers rearranges in ways that references cannot
+express. It needs memory for the whole model; the file it writes is kept and found again by
+content.
 """
 
 from __future__ import annotations

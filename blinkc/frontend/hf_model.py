@@ -1,4 +1,4 @@
-"""Config -> a transformers model without weights: parameters on the meta device, computed buffers real."""
+"""Config -> a model without weights: parameters on the meta device, computed buffers real."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ TORCH_DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bflo
 class HollowModel:
     """A model on the meta device with what is known about its tensors.
 
-    `buffers` holds the real values of all buffers; `persistent` names those a checkpoint stores. `tied` maps
-    every parameter name to the names that share it, itself included.
+    `buffers` holds the real values of all buffers; `persistent` names those a checkpoint stores.
+    `tied` maps every parameter name to the names that share it, itself included.
     """
 
     model: Any
@@ -36,10 +36,11 @@ class HollowModel:
 
 
 def hollow_model(config: Any, *, dtype: str, max_seqlen: int) -> HollowModel:
-    """Build the model of `config`, with rope scaling that depends on length fixed for `max_seqlen` tokens.
+    """Build the model of `config`; rope scaling that depends on length is fixed by `max_seqlen`.
 
     Raises:
-        BlinkError: transformers has no causal language model for it, or it does not use the interfaces.
+        BlinkError: transformers has no causal language model for it, or it does not use the
+        interfaces.
     """
     try:
         with _parameters_on_meta():
@@ -49,15 +50,15 @@ def hollow_model(config: Any, *, dtype: str, max_seqlen: int) -> HollowModel:
     except (ValueError, KeyError) as error:
         raise BlinkError(
             f"transformers cannot build a causal language model of type "
-            f"`{getattr(config, 'model_type', '?')}` with an attention implementation of ours: {error}",
+            f"`{getattr(config, 'model_type', '?')}` with attention of ours: {error}",
             hint="only decoders that go through transformers' attention interface can be compiled",
         ) from error
     model.eval()
     name = type(model).__name__
     if "position_ids" not in inspect.signature(model.forward).parameters:
         raise BlinkError(
-            f"{name} takes no position_ids: its positions come from the attention mask (as ALiBi's do)",
-            hint="such models cannot be compiled",
+            f"{name} takes no position_ids, so it cannot be told where the tokens of a step stand",
+            hint="models with ALiBi or without positions (recurrent ones) cannot be compiled",
         )
     _use_our_experts(model)
     notes = tuple(_fix_rope(model, max_seqlen))
@@ -83,13 +84,13 @@ def array_from_tensor(tensor: torch.Tensor) -> np.ndarray:
 
     tensor = tensor.detach().cpu().contiguous()
     if tensor.dtype == torch.bfloat16:
-        return tensor.view(torch.int16).numpy().view(ml_dtypes.bfloat16).copy()
-    return tensor.numpy().copy()
+        return np.array(tensor.view(torch.int16).numpy().view(ml_dtypes.bfloat16))
+    return np.array(tensor.numpy())
 
 
 @contextmanager
 def _parameters_on_meta() -> Iterator[None]:
-    """Send each parameter to the meta device as soon as a module registers it: no memory is touched."""
+    """Send each parameter to the meta device as a module registers it: no memory is touched."""
     register = torch.nn.Module.register_parameter
 
     def register_on_meta(module: torch.nn.Module, name: str, parameter: Any) -> None:
@@ -111,7 +112,8 @@ def _use_our_experts(model: Any) -> None:
 def _fix_rope(model: Any, max_seqlen: int) -> Iterator[str]:
     """Choose the frequencies for `max_seqlen` tokens where they depend on the length of a request.
 
-    transformers would choose anew at each step (`dynamic_rope_update`), which a compiled model cannot.
+    transformers would choose anew at each step (`dynamic_rope_update`), which a compiled model
+    cannot.
     """
     for module in model.modules():
         rope_type = getattr(module, "rope_type", None)

@@ -1,8 +1,8 @@
 """Spare most exports the second trace of the model that torch.onnx makes to decompose ops.
 
-Decomposing takes half of an export's time and changes nothing in graphs whose every op has a translation
-already. All that most models need is conversions (`aten.to`) spelled as the op that has one. Anything else,
-in-place ops above all, takes torch's own way.
+Decomposing takes half of an export's time and changes nothing in graphs whose every op has a
+translation already. All that most models need is conversions (`aten.to`) spelled as the op that
+has one. Anything else, in-place ops above all, takes torch's own way.
 """
 
 from __future__ import annotations
@@ -71,7 +71,9 @@ def _spell_conversions(graph: Any) -> None:
         elif node.target in conversions:
             source = node.args[0]
             dtype = node.meta["val"].dtype
-            is_output = any(user.op == "output" for user in node.users)  # the signature has its name
+            is_output = any(
+                user.op == "output" for user in node.users
+            )  # the signature has its name
             if source.meta["val"].dtype == dtype and not is_output:
                 node.replace_all_uses_with(source)
                 graph.erase_node(node)

@@ -1,7 +1,8 @@
 """Which tensors of a checkpoint each weight of the graph is made of: references, never values.
 
-transformers renames and fuses tensors while it loads (one tensor per expert becomes one per layer). The
-same mapping is asked here; what references cannot express is left to `hf_materialize.py`.
+transformers renames and fuses tensors while it loads (one tensor per expert becomes one per
+layer). The same mapping is asked here; what references cannot express is left to
+`hf_materialize.py`.
 """
 
 from __future__ import annotations
@@ -116,10 +117,8 @@ def _equal(left: tuple[WeightPart, ...], right: tuple[WeightPart, ...]) -> bool:
     )
 
 
-def _map_tensors(
-    model: Any, tensors: dict[str, WeightPart]
-) -> dict[str, tuple[WeightPart, ...]]:
-    """Follow transformers' loading: checkpoint names -> the model's names, with the parts of each."""
+def _map_tensors(model: Any, tensors: dict[str, WeightPart]) -> dict[str, tuple[WeightPart, ...]]:
+    """Follow transformers' loading: the model's names, with the checkpoint's parts of each."""
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import (
         WeightConverter,

@@ -1,4 +1,4 @@
-"""Read the weights a graph refers to: reference in, numpy array out, one at a time from mapped files."""
+"""Read the weights a graph refers to: reference in, numpy array out, from mapped files."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _RANDOM_STD = 0.02
 
 
 def read_weight(reference: WeightRef) -> np.ndarray:
-    """Read one weight: parts in order along axis 0, seen as `reference.shape`, in `reference.dtype`.
+    """Read one weight: its parts in order, seen as `reference.shape`, in `reference.dtype`.
 
     Raises:
         BlinkError: a file is damaged or does not hold what the reference says.
@@ -142,10 +142,9 @@ def _read_safetensors(part: WeightPart) -> np.ndarray:
 
 
 def _make_random(part: WeightPart) -> np.ndarray:
-    """Draw weights a model can run with: normal of std 0.02, norm weights around one, biases small."""
-    generator = np.random.default_rng([part.seed & 0xFFFFFFFF, part.seed >> 32])
-    values = generator.standard_normal(part.shape, dtype=np.float32)
-    values *= np.float32(_RANDOM_STD)
-    if len(part.shape) == 1 and "bias" not in part.key.rsplit(".", 1)[-1]:
+    """Draw weights a model can run with: normal of std 0.02, vectors around one; equal by seed."""
+    generator = np.random.Generator(np.random.Philox(part.seed))
+    values = generator.standard_normal(part.shape, dtype=np.float32) * np.float32(_RANDOM_STD)
+    if len(part.shape) == 1:
         values += np.float32(1.0)
     return values.astype(NUMPY_DTYPES[part.dtype])

@@ -1,4 +1,4 @@
-"""Decoder graph -> few distinct segments. See README.md for the passes and the ops segments may hold."""
+"""Decoder graph -> few distinct segments. README.md names the passes and the ops they leave."""
 
 from __future__ import annotations
 

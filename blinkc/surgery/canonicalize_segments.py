@@ -1,4 +1,4 @@
-"""Pieces of the graph -> segments: canonical names and order, so that equal layers give equal bytes."""
+"""Pieces of the graph -> segments, named and ordered so that equal layers give equal bytes."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ class CanonicalPiece:
 def canonicalize_piece(piece: Piece, is_weight: Callable[[gs.Tensor], bool]) -> CanonicalPiece:
     """Write `piece` as a model of its own.
 
-    Nodes come in the order of a depth-first walk from the outputs, so the result depends on the piece's
-    structure alone. Activations are `[rows, n]` (1-D for ids and positions).
+    Nodes come in the order of a depth-first walk from the outputs, so the result depends on the
+    piece's structure alone. Activations are `[rows, n]` (1-D for ids and positions).
     """
     writer = _Writer(is_weight, piece.nodes)
     outputs = [writer.write_output(tensor, f"o{i}") for i, tensor in enumerate(piece.outputs)]
@@ -76,9 +76,7 @@ def value_spec(tensor: gs.Tensor, name: str | None = None) -> ValueSpec:
     """Describe a tensor that passes between calls."""
     rows = "tokens" if tensor.shape[0] == TOKENS else "samples"
     inner = tuple(int(dim) for dim in tensor.shape[1:])
-    return ValueSpec(
-        name=name or tensor.name, rows=rows, shape=inner, dtype=_dtype_name(tensor)
-    )
+    return ValueSpec(name=name or tensor.name, rows=rows, shape=inner, dtype=_dtype_name(tensor))
 
 
 def flat_shape(shape: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -94,7 +92,9 @@ def _weight_spec(tensor: gs.Tensor) -> ValueSpec:
 def _dtype_name(tensor: gs.Tensor) -> str:
     name = DTYPE_NAMES.get(np.dtype(tensor.dtype).name)
     if name is None:
-        raise BlinkError(f"tensor `{tensor.name}` has type {tensor.dtype}, which no segment may take")
+        raise BlinkError(
+            f"tensor `{tensor.name}` has type {tensor.dtype}, which no segment may take"
+        )
     return name
 
 

@@ -1,4 +1,4 @@
-"""Cut the squeezed graph at its `blink::` nodes: graph in, pieces and cut ops in the order they run out."""
+"""Cut the squeezed graph at its `blink::` nodes: graph in, pieces and cut ops in order out."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from blinkc.surgery.squeeze_tokens import SqueezedDecoder
 class Piece:
     """What runs between two rounds of cut ops.
 
-    `outputs` are the tensors that later pieces or cut ops read: those of the cut ops first, in their
-    order. `cut_ops` run after the piece. `nodes` holds the ids of the nodes first run in it.
+    `outputs` are the tensors that later pieces or cut ops read: those of the cut ops first, in
+    their order. `cut_ops` run after the piece. `nodes` holds the ids of the nodes first run in
+    it.
     """
 
     nodes: set[int] = field(default_factory=set)

@@ -28,7 +28,8 @@ def segment_decoder(graph: DecoderGraph) -> SegmentedModel:
     """Squeeze, fold, merge, cut and canonicalize `graph`.
 
     Raises:
-        BlinkError: the model has no attention layer, mixes tokens elsewhere, or uses an op without a rule;
+        BlinkError: the model has no attention layer, mixes tokens elsewhere, or uses an op
+        without a rule;
             the message names the node.
     """
     squeezed = squeeze_tokens(graph)

@@ -1,7 +1,7 @@
 """Evaluate constants and shape arithmetic: a node whose inputs are known -> the arrays it makes.
 
-A known value is a numpy array. One that holds a number of rows, which only a step knows, is an array of
-objects: ints and the symbols "T" (tokens) and "R" (samples).
+A known value is a numpy array. One that holds a number of rows, which only a step knows, is an
+array of objects: ints and the symbols "T" (tokens) and "R" (samples).
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ ROW_SYMBOLS = (TOKENS, SAMPLES)
 Dim = int | str
 Shape = tuple[Dim, ...]
 
-_MAX_FOLDED_ELEMENTS = 1 << 16  # shape arithmetic and rope tables are far below; weights are never known
+_MAX_FOLDED_ELEMENTS = (
+    1 << 16
+)  # shape arithmetic and rope tables are far below; weights are never known
 
 
 def array_from_dims(dims: Sequence[Dim]) -> np.ndarray:
@@ -91,9 +93,7 @@ def _evaluate(
         for name, value in zip(names, inputs, strict=True)
         if value is not None
     ]
-    graph = onnx.helper.make_graph(
-        [node], "fold", infos, [onnx.ValueInfoProto(name="o0")]
-    )
+    graph = onnx.helper.make_graph([node], "fold", infos, [onnx.ValueInfoProto(name="o0")])
     model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 18)])
     feeds = {name: value for name, value in zip(names, inputs, strict=True) if name}
     return [np.asarray(output) for output in ReferenceEvaluator(model).run(None, feeds)]

@@ -1,7 +1,7 @@
-"""Turn products with weights into Gemm nodes over `[N, K]` weights, and join those that share their input.
+"""Write products with weights as Gemm over `[N, K]` weights; join those that share their input.
 
-Engines no longer merge q, k, v or gate and up themselves once weights are inputs; one wide product reads the
-activations once and fills the machine better.
+Engines no longer merge q, k, v or gate and up themselves once weights are inputs; one wide
+product reads the activations once and fills the machine better.
 """
 
 from __future__ import annotations
@@ -59,9 +59,7 @@ class _Merger:
         if name not in self._decoder.weights:
             reference = self.weights[weight.name]
             shape = (weight.shape[1], weight.shape[0])
-            parts = tuple(
-                replace(part, transpose=not part.transpose) for part in reference.parts
-            )
+            parts = tuple(replace(part, transpose=not part.transpose) for part in reference.parts)
             if len(parts) != 1 or parts[0].rows is not None:
                 raise NotImplementedError(f"weight {weight.name} is in parts and [K, N]")
             self.weights[name] = replace(reference, name=name, shape=shape, parts=parts)

@@ -28,8 +28,8 @@ class ValueSpec:
 class Segment:
     """A piece of the model between cut ops, made canonical: equal layers give equal bytes.
 
-    `model` has inputs `activations` then `weights`, and `outputs`, all by canonical names. Activations are
-    2-D `[rows, n]` (ids and positions 1-D); weights keep the `[N, K]` layout.
+    `model` has inputs `activations` then `weights`, and `outputs`, all by canonical names.
+    Activations are 2-D `[rows, n]` (ids and positions 1-D); weights keep the `[N, K]` layout.
     """
 
     name: str
@@ -42,7 +42,7 @@ class Segment:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SegmentCall:
-    """Run `segments[segment]`; the names are keys of `values` and `weights`, in the segment's order."""
+    """Run `segments[segment]`; names are keys of `values` and `weights`, in the segment's order."""
 
     segment: int
     activations: tuple[str, ...]
@@ -52,7 +52,7 @@ class SegmentCall:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CutOpCall:
-    """Run a cut op of ours: "PagedAttention", "MoeExperts" or "Sample" (attributes: design of the op)."""
+    """Run a cut op of ours: "PagedAttention", "MoeExperts" or "Sample" (attributes: README.md)."""
 
     op: str
     attributes: dict[str, Any]

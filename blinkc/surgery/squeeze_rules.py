@@ -1,4 +1,4 @@
-"""How each op is emitted on squeezed tensors: operands of the front end's graph -> operands of the new one."""
+"""How each op is emitted on squeezed tensors: operands of the old graph -> of the new one."""
 
 from __future__ import annotations
 
@@ -45,7 +45,9 @@ def _required(context: NodeContext, inputs: Operands, index: int) -> Operand:
     return operand
 
 
-def _known_ints(context: NodeContext, inputs: Operands, index: int, attribute: str) -> list[int] | None:
+def _known_ints(
+    context: NodeContext, inputs: Operands, index: int, attribute: str
+) -> list[int] | None:
     """Read an argument that newer opsets take as input and older ones as attribute."""
     if index < len(inputs) and inputs[index] is not None:
         value = _required(context, inputs, index).value
@@ -101,7 +103,11 @@ def _broadcast(context: NodeContext, shapes: Sequence[Shape]) -> Shape:
 
 
 def elementwise(
-    context: NodeContext, op: str, operands: Sequence[Operand], dtype: np.dtype[Any], **attributes: Any
+    context: NodeContext,
+    op: str,
+    operands: Sequence[Operand],
+    dtype: np.dtype[Any],
+    **attributes: Any,
 ) -> Operand:
     """Emit an op that works on broadcast elements."""
     shape = _broadcast(context, [operand.shape for operand in operands])
@@ -248,7 +254,8 @@ def _rule_expand(context: NodeContext, inputs: Operands) -> list[Operand]:
         shape = tuple(1 if isinstance(dim, str) else dim for dim in shape)
         padded = (1,) * (len(shape) - len(operand.shape)) + operand.shape
         if operand.tensor is None and operand.value is not None:
-            value = np.array(np.broadcast_to(operand.value, shape))
+            sizes = tuple(int(dim) for dim in shape)
+            value = np.array(np.broadcast_to(operand.value, sizes))
             return [Operand(shape=shape, dtype=operand.dtype, value=value)]
         if padded == shape:
             return [reshape(context, operand, shape)]
@@ -278,9 +285,9 @@ def _rule_transpose(context: NodeContext, inputs: Operands) -> list[Operand]:
     tensor = _viewed_rows(context, operand, kept)
     if order != sorted(order):
         out = tuple(tensor.shape[axis] for axis in order)
-        tensor = context.built.emit(
-            "Transpose", [tensor], {"perm": order}, [(out, operand.dtype)]
-        )[0]
+        tensor = context.built.emit("Transpose", [tensor], {"perm": order}, [(out, operand.dtype)])[
+            0
+        ]
     return [_finished(context, tensor, shape, operand.dtype)]
 
 
@@ -297,7 +304,9 @@ def reduce(
     rank = len(operand.shape)
     reduced = sorted({axis % rank for axis in axes})
     if operand.has_rows and 0 in reduced:
-        raise context.fail("it reduces over tokens", hint="only blink::PagedAttention may mix tokens")
+        raise context.fail(
+            "it reduces over tokens", hint="only blink::PagedAttention may mix tokens"
+        )
     shape: Shape = tuple(
         1 if axis in reduced else dim
         for axis, dim in enumerate(operand.shape)
@@ -418,6 +427,28 @@ def _rule_split(context: NodeContext, inputs: Operands) -> list[Operand]:
         outputs.append(slice_axis(context, operand, axis, start, start + size))
         start += size
     return outputs
+
+
+def _rule_split_to_sequence(context: NodeContext, inputs: Operands) -> list[Operand]:
+    operand = _required(context, inputs, 0)
+    sizes = _known_ints(context, inputs, 1, "split") or [1]
+    if not context.attributes.get("keepdims", 1):
+        raise context.fail("it drops the axis it splits")
+    axis = _axis(context, operand.shape, 0)
+    dim = operand.shape[axis]
+    assert isinstance(dim, int)
+    if len(sizes) == 1 and _required(context, inputs, 1).shape == ():
+        sizes = [min(sizes[0], dim - start) for start in range(0, dim, sizes[0])]
+    items, start = [], 0
+    for size in sizes:
+        items.append(slice_axis(context, operand, axis, start, start + size))
+        start += size
+    return [Operand(shape=(), dtype=operand.dtype, items=tuple(items))]
+
+
+def _rule_sequence_at(context: NodeContext, inputs: Operands) -> list[Operand]:
+    (index,) = _known_ints(context, inputs, 1, "position") or [0]
+    return [_required(context, inputs, 0).items[index]]
 
 
 def _rule_gather(context: NodeContext, inputs: Operands) -> list[Operand]:
@@ -563,7 +594,9 @@ def _rule_gemm(context: NodeContext, inputs: Operands) -> list[Operand]:
     if scales != [1.0, 1.0]:
         raise context.fail("it scales its product")
     shape = (left.shape[0], width)
-    made = context.built.emit("Gemm", tensors, {"transB": int(transposed)}, [(shape, left.dtype)])[0]
+    made = context.built.emit("Gemm", tensors, {"transB": int(transposed)}, [(shape, left.dtype)])[
+        0
+    ]
     return [_finished(context, made, shape, left.dtype)]
 
 
@@ -583,7 +616,9 @@ def _rule_layer_norm(context: NodeContext, inputs: Operands) -> list[Operand]:
     variance = reduce(context, "ReduceMean", square, [rank - 1], keepdims=True)
     epsilon = np.array(context.attributes.get("epsilon", 1e-5), dtype=np.float32)
     known = Operand(shape=(), dtype=fp32, value=epsilon)
-    deviation = elementwise(context, "Sqrt", [elementwise(context, "Add", [variance, known], fp32)], fp32)
+    deviation = elementwise(
+        context, "Sqrt", [elementwise(context, "Add", [variance, known], fp32)], fp32
+    )
     inverse = elementwise(context, "Reciprocal", [deviation], fp32)
     out = elementwise(context, "Mul", [centred, inverse], fp32)
     if operand.dtype != fp32:
@@ -607,7 +642,9 @@ def _rule_paged_attention(context: NodeContext, inputs: Operands) -> list[Operan
     if positions.tensor is None or positions.tensor.name != "positions":
         raise context.fail("its positions are not the step's positions")
     flat = [
-        context.built.tensor_of(reshape(context, o, (o.shape[0], int(o.shape[1]) * int(o.shape[2]))))
+        context.built.tensor_of(
+            reshape(context, o, (o.shape[0], int(o.shape[1]) * int(o.shape[2])))
+        )
         for o in (query, key, value)
     ]
     attributes = {name: v for name, v in context.attributes.items() if name != "layer"}
@@ -636,14 +673,21 @@ def _rule_moe_experts(context: NodeContext, inputs: Operands) -> list[Operand]:
 
 
 _UNARY = (
-    "Abs Ceil Cos Elu Erf Exp Floor HardSigmoid HardSwish LeakyRelu Log Neg Not Reciprocal Relu Round "
-    "Sigmoid Sign Sin Softplus Softsign Sqrt Tanh Gelu Mish Selu IsNaN IsInf"
-).split()
-_REDUCTIONS = "ReduceMean ReduceSum ReduceMax ReduceMin ReduceL2 ReduceSumSquare ReduceProd".split()
-_COMPARISONS = "Equal Less LessOrEqual Greater GreaterOrEqual And Or Xor".split()
+    *("Abs", "Ceil", "Cos", "Elu", "Erf", "Exp", "Floor", "Gelu", "HardSigmoid", "HardSwish"),
+    *("LeakyRelu", "Log", "Mish", "Neg", "Not", "Reciprocal", "Relu", "Round", "Selu", "Sigmoid"),
+    *("Sign", "Sin", "Softplus", "Softsign", "Sqrt", "Tanh"),
+)
+_REDUCTIONS = (
+    *("ReduceMean", "ReduceSum", "ReduceMax", "ReduceMin"),
+    *("ReduceL2", "ReduceSumSquare", "ReduceProd"),
+)
+_COMPARISONS = ["Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual", "And", "Or", "Xor"]
 
 RULES: dict[tuple[str, str], Rule] = {
-    **{("", op): _rule_elementwise() for op in (*_UNARY, "Max", "Min", "Clip", "Mod", "PRelu", "Sum")},
+    **{
+        ("", op): _rule_elementwise()
+        for op in (*_UNARY, "Max", "Min", "Clip", "Mod", "PRelu", "Sum")
+    },
     **{("", op): _rule_elementwise("bool") for op in (*_COMPARISONS, "IsNaN", "IsInf")},
     **{("", op): _rule_reduce for op in _REDUCTIONS},
     ("", "Where"): _rule_elementwise(which=1),
@@ -667,6 +711,8 @@ RULES: dict[tuple[str, str], Rule] = {
     ("", "Concat"): _rule_concat,
     ("", "Slice"): _rule_slice,
     ("", "Split"): _rule_split,
+    ("", "SplitToSequence"): _rule_split_to_sequence,
+    ("", "SequenceAt"): _rule_sequence_at,
     ("", "Gather"): _rule_gather,
     ("", "GatherND"): _rule_gather_nd,
     ("", "GatherElements"): _rule_by_axis(),

@@ -1,11 +1,13 @@
-"""Rewrite the front end's graph so that every activation is `[rows, *inner]`, with no shape arithmetic left.
+"""Rewrite the graph so that every activation is `[rows, *inner]`, without shape arithmetic.
 
-One walk in topological order: what can be evaluated is folded away, every other node is emitted anew on
-squeezed tensors by the rule of its op (`squeeze_rules.py`). An op that moves or mixes rows is refused.
+One walk in topological order: what can be evaluated is folded away, every other node is emitted
+anew on squeezed tensors by the rule of its op (`squeeze_rules.py`). An op that moves or mixes
+rows is refused.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +18,13 @@ import onnx_graphsurgeon as gs
 from blinkc.errors import BlinkError
 from blinkc.frontend.decoder_graph import DecoderGraph
 from blinkc.surgery import squeeze_rules
-from blinkc.surgery.fold_shapes import SAMPLES, TOKENS, array_from_constant, array_from_dims, fold_node
+from blinkc.surgery.fold_shapes import (
+    SAMPLES,
+    TOKENS,
+    array_from_constant,
+    array_from_dims,
+    fold_node,
+)
 from blinkc.surgery.token_graph import Operand, TokenGraph
 
 INPUTS = {"input_ids": TOKENS, "positions": TOKENS, "rows": SAMPLES}
@@ -89,7 +97,9 @@ def _rewrite(built: TokenGraph, node: onnx.NodeProto, operands: dict[str, Operan
         operands[node.output[0]] = _known(array_from_dims(dims))
         return
     if node.op_type == "Size" and inputs[0] is not None and not inputs[0].has_rows:
-        operands[node.output[0]] = _known(np.array(np.prod(inputs[0].shape), dtype=np.int64))
+        operands[node.output[0]] = _known(
+            np.array(math.prod(int(dim) for dim in inputs[0].shape), dtype=np.int64)
+        )
         return
     if all(operand is None or operand.value is not None for operand in inputs):
         folded = fold_node(node.op_type, attributes, [o.value if o else None for o in inputs])

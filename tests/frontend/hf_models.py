@@ -21,10 +21,21 @@ _COMMON = {
 }
 _MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
 
+# GPT-2 has names of its own for all of these.
+_WITHOUT_USUAL_NAMES = dict.fromkeys(
+    (
+        *("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"),
+        *("max_position_embeddings", "intermediate_size"),
+    )
+)
+
 # name -> (model type, what differs from _COMMON); None takes a key away.
 CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
-    "llama-tied-bias": ("llama", {"tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True}),
+    "llama-tied-bias": (
+        "llama",
+        {"tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True},
+    ),
     "llama3-rope": (
         "llama",
         {
@@ -75,13 +86,13 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": (
         "gpt2",
         {"n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 128, "n_inner": 48}
-        | dict.fromkeys(
-            ["hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"]
-            + ["max_position_embeddings", "intermediate_size"]
-        ),
+        | _WITHOUT_USUAL_NAMES,
     ),
     "gpt-neox": ("gpt_neox", {"num_key_value_heads": None}),
-    "gpt-neox-sequential": ("gpt_neox", {"num_key_value_heads": None, "use_parallel_residual": False}),
+    "gpt-neox-sequential": (
+        "gpt_neox",
+        {"num_key_value_heads": None, "use_parallel_residual": False},
+    ),
     "phi": ("phi", {}),
     "olmo2": ("olmo2", {}),
     "starcoder2": ("starcoder2", {"sliding_window": 6, "use_bias": True}),
@@ -110,15 +121,17 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "hunyuan": ("hunyuan_v1_dense", {"head_dim": 8}),
     "opt": (
         "opt",
-        {"ffn_dim": 48, "word_embed_proj_dim": 32, "num_key_value_heads": None, "intermediate_size": None},
+        {
+            "ffn_dim": 48,
+            "word_embed_proj_dim": 32,
+            "num_key_value_heads": None,
+            "intermediate_size": None,
+        },
     ),
     "gpt-bigcode": (
         "gpt_bigcode",
         {"n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 128, "n_inner": 48}
-        | dict.fromkeys(
-            ["hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"]
-            + ["max_position_embeddings", "intermediate_size"]
-        ),
+        | _WITHOUT_USUAL_NAMES,
     ),
 }
 
@@ -133,15 +146,18 @@ def make_config(name: str) -> Any:
 
 
 def save_tiny_model(config: Any, folder: Path, *, seed: int = 0) -> Any:
-    """Write a random checkpoint as transformers would, and return the model with eager attention."""
+    """Write a random checkpoint as transformers would; return the model, attention eager."""
     import torch
     from transformers import AutoModelForCausalLM
 
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=torch.float32)
+    model = AutoModelForCausalLM.from_config(
+        config, attn_implementation="eager", dtype=torch.float32
+    )
     with torch.no_grad():
         for parameter in model.parameters():
-            # Larger than the usual initialization: a lost bias, scale or cap must show in the logits.
+            # Larger than the usual initialization: a lost bias, scale or cap must show in the
+            # logits.
             parameter.add_(torch.randn_like(parameter) * 0.15)
     model.eval()
     model.save_pretrained(folder)

@@ -1,4 +1,4 @@
-"""The architecture matrix: what comes out of export and surgery computes what transformers computes."""
+"""The architecture matrix: export and surgery keep what transformers computes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ _SECOND = [44, 1, 17, 29, 6, 50, 13]
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_logits_equal_transformers(name: str, tmp_path: Path) -> None:
-    # Guards every silent loss: a bias, scale, window, cap, rope variant, tied head or fused projection.
+    # Guards every silent loss: a bias, scale, window, cap, rope variant, tied head or fused
+    # projection.
     config = make_config(name)
     model = save_tiny_model(config, tmp_path)
     graph = decoder_graph_from_hf(str(tmp_path), dtype="fp32", max_seqlen=64)

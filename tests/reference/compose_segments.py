@@ -1,4 +1,4 @@
-"""The slow, obvious way to run a SegmentedModel: onnxruntime for segments, numpy for cut ops, fp32 only."""
+"""Run a SegmentedModel slowly: onnxruntime for segments, numpy for cut ops, fp32 only."""
 
 from __future__ import annotations
 
@@ -64,7 +64,9 @@ class ComposedModel:
 
     def _run_segment(self, call: SegmentCall, values: dict[str, Array]) -> None:
         segment = self._model.segments[call.segment]
-        feeds = {s.name: values[n] for s, n in zip(segment.activations, call.activations, strict=True)}
+        feeds = {
+            s.name: values[n] for s, n in zip(segment.activations, call.activations, strict=True)
+        }
         for spec, name in zip(segment.weights, call.weights, strict=True):
             feeds[spec.name] = self._weights[name]
         outputs = self._sessions[call.segment].run([s.name for s in segment.outputs], feeds)
@@ -78,7 +80,9 @@ class ComposedModel:
     ) -> Array:
         attributes = call.attributes
         size = attributes["head_dim"]
-        q, k, v = (values[name].reshape(len(values[name]), -1, size) for name in call.activations[:3])
+        q, k, v = (
+            values[name].reshape(len(values[name]), -1, size) for name in call.activations[:3]
+        )
         sinks = self._weights[call.weights[0]] if call.weights else None
         out = np.empty_like(q)
         layer = attributes["layer"]
@@ -104,7 +108,12 @@ class ComposedModel:
 
 
 def attend(
-    q: Array, keys: Array, values: Array, positions: Array, attributes: dict[str, Any], sinks: Array | None
+    q: Array,
+    keys: Array,
+    values: Array,
+    positions: Array,
+    attributes: dict[str, Any],
+    sinks: Array | None,
 ) -> Array:
     """Causal attention of q `[t, Hq, d]` over a request's keys and values `[n, Hkv, d]`."""
     group = q.shape[1] // keys.shape[1]
