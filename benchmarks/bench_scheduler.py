@@ -1,4 +1,4 @@
-"""Measures what the scheduler adds to a step: placements x lanes over a model of one kernel, on a GPU.
+"""Measures what the scheduler adds to a step: placements x lanes, over a model of one kernel.
 
 PYTHONPATH=.:runtime python benchmarks/bench_scheduler.py [STEPS]
 """
@@ -30,10 +30,25 @@ def step_time_us(placement: str, num_lanes: int, num_steps: int) -> float:
         return (time.perf_counter() - started) / (header.step - first) * 1e6
 
 
+def replay_time_us(num_steps: int) -> float:
+    """Return the time of a step without any scheduler, launched back to back by the host."""
+    with FakeTarget(gpu_plan(), "host") as target:
+        graph = target.execs[0]
+        graph.launch(target.stream)
+        target.stream.synchronize()
+        started = time.perf_counter()
+        for _ in range(num_steps):
+            graph.launch(target.stream)
+        target.stream.synchronize()
+        elapsed = time.perf_counter() - started
+        target.start()
+        return elapsed / num_steps * 1e6
+
+
 def main() -> None:
     num_steps = int(sys.argv[1]) if len(sys.argv) > 1 else 20000
     with Context() as context:
-        print(context.spec.name)
+        print(f"{context.spec.name}: bare replay {replay_time_us(num_steps // 10):.1f} us a step")
         for num_lanes in (1, 16, MAX_LANES):
             times = {
                 placement: step_time_us(placement, num_lanes, num_steps)

@@ -23,7 +23,6 @@ from blink_runtime.cuda_driver import (
 from blink_runtime.host_placement import HostPlacement
 from blink_runtime.ring_memory import RingMemory
 from blink_runtime.step_buffers import StepBuffers
-
 from blinkc import abi
 from blinkc.capture.grid import GraphKey, build_grid
 from blinkc.capture.plan import CapturePlan

@@ -71,7 +71,7 @@ BLINK_HOST_DEVICE constexpr uint64_t checksum_term(uint32_t index, uint32_t word
   return mix64((static_cast<uint64_t>(index) << 32) | word);
 }
 
-inline constexpr uint32_t kChecksumSkipWords = offsetof(blink_slot_request, sequence) / 4;
+inline constexpr uint32_t kChecksumSkipWords = 2;  // `checksum` itself
 inline constexpr uint32_t kChecksumRequestWords =
     sizeof(blink_slot_request) / 4 - kChecksumSkipWords;  // prompt ids have indices from here on
 
@@ -213,18 +213,22 @@ BLINK_HOST_DEVICE constexpr uint32_t front_end_first_slot(uint32_t front_end, ui
 
 static_assert(sizeof(blink_counters) == 192, "blink_counters");
 static_assert(sizeof(blink_ring_header) == 640, "blink_ring_header");
-static_assert(offsetof(blink_ring_header, front_end_offset) == 64, "front_end_offset");
-static_assert(offsetof(blink_ring_header, stop) == 256, "stop");
-static_assert(offsetof(blink_ring_header, heartbeat) == 320, "heartbeat");
-static_assert(offsetof(blink_ring_header, counters) == 384, "counters");
 static_assert(sizeof(blink_front_end) == 64, "blink_front_end");
 static_assert(sizeof(blink_slot_command) == 16, "blink_slot_command");
 static_assert(sizeof(blink_slot_status) == 16, "blink_slot_status");
 static_assert(sizeof(blink_slot_request) == 512, "blink_slot_request");
-static_assert(offsetof(blink_slot_request, stop_token_ids) == 88, "stop_token_ids");
-static_assert(offsetof(blink_slot_request, logit_bias_ids) == 152, "logit_bias_ids");
 static_assert(sizeof(blink_output_record) == 64, "blink_output_record");
 static_assert(sizeof(blink_trace_record) == 64, "blink_trace_record");
+
+#if !defined(__CUDACC_RTC__)  // NVRTC 13.0 has no offsetof in constant expressions
+static_assert(offsetof(blink_ring_header, front_end_offset) == 64, "front_end_offset");
+static_assert(offsetof(blink_ring_header, stop) == 256, "stop");
+static_assert(offsetof(blink_ring_header, heartbeat) == 320, "heartbeat");
+static_assert(offsetof(blink_ring_header, counters) == 384, "counters");
+static_assert(offsetof(blink_slot_request, stop_token_ids) == 88, "stop_token_ids");
+static_assert(offsetof(blink_slot_request, logit_bias_ids) == 152, "logit_bias_ids");
+static_assert(offsetof(blink_slot_request, sequence) == kChecksumSkipWords * 4, "sequence");
+#endif
 
 }  // namespace blink
 

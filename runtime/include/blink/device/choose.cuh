@@ -38,6 +38,7 @@ BLINK_FUNCTION void add_prefill_row(Scheduler* s, Team& team, uint32_t lane_inde
 // they fit. The last row is cut to what the step may still take.
 template <typename Team>
 BLINK_RARE_FUNCTION void collect_prefill(Scheduler* s, Team& team) {
+  if (s->num_prefilling + s->num_paused + s->num_waiting == 0) return;
   const uint32_t max_rows = s->limits.max_prefill_batch;
   const uint32_t max_tokens = s->limits.max_prefill_tokens;
   const uint32_t num_running = s->num_prefilling > 0 ? s->num_running : 0;

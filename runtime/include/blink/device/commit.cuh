@@ -69,37 +69,45 @@ BLINK_RARE_FUNCTION void fail_step(Scheduler* s, Team& team, uint32_t launch_err
   team.sync();
 }
 
+// Looks once, for the whole team, whether the step in flight has run to its end.
+template <typename Team>
+BLINK_FUNCTION void note_completion(Scheduler* s, Team& team) {
+  if (team.is_leader() && s->step_in_flight != 0) {
+    // Acquire: pairs with the graph's last write (persistent); a kernel boundary orders it
+    // otherwise.
+    s->step_is_complete = load_acquire(&s->step.state->completion) == s->launch_number ? 1 : 0;
+  }
+  team.sync();
+}
+
 template <typename Team>
 BLINK_FUNCTION void commit_step(Scheduler* s, Team& team, uint64_t now_ns) {
   if (s->step_in_flight == 0) return;
-  // Acquire: pairs with the graph's last write (persistent); a kernel boundary orders it otherwise.
-  if (load_acquire(&s->step.state->completion) != s->launch_number) {
+  if (s->step_is_complete == 0) {
     fail_step(s, team, kErrorIncompleteStep);
     return;
   }
   const uint32_t num_rows = s->num_rows;
-  uint64_t num_ended = 0;
-  uint64_t num_sampled = 0;
+  uint64_t num_mine = 0;  // ended rows in the upper half, sampled ones in the lower
   for (uint32_t i = team.id(); i < num_rows; i += team.count()) {
     const uint32_t outcome = commit_row(s, i);
     s->rows[i].outcome = outcome;
-    if (outcome != kRowGoesOn) ++num_ended;
-    if (s->rows[i].samples != 0 && outcome != kRowIsNan) ++num_sampled;
+    if (outcome != kRowGoesOn) num_mine += uint64_t{1} << 32;
+    if (s->rows[i].samples != 0 && outcome != kRowIsNan) ++num_mine;
   }
-  uint64_t total_ended = 0;
-  uint64_t total_sampled = 0;
-  team.exclusive_sum(num_ended, &total_ended);
-  team.exclusive_sum(num_sampled, &total_sampled);
+  // By another thread than the first rows': over a link each release waits for what it releases.
+  if (team.id() == team.count() / 2) write_trace(s, now_ns);
+  uint64_t num_all = 0;
+  team.exclusive_sum(num_mine, &num_all);
   team.sync();
   if (team.is_leader()) {
     s->step_in_flight = 0;
     s->num_prefilling -= s->step_num_prefilled;
-    s->counters.output_tokens += total_sampled;
+    s->counters.output_tokens += static_cast<uint32_t>(num_all);
     count_step(s);
-    write_trace(s, now_ns);
   }
   team.sync();
-  if (total_ended == 0) return;
+  if (num_all >> 32 == 0) return;
   for (uint32_t i = 0; i < num_rows; ++i) {
     if (s->rows[i].outcome != kRowGoesOn) end_row(s, team, s->rows[i]);
   }

@@ -36,7 +36,7 @@ struct DeviceScheduler {
   uint8_t* exec_turns;  // [num_keys]
   uint64_t host_turn;
   uint32_t num_keys;
-  uint32_t launch_result;  // cudaError_t of the leader's last launch, for the whole team
+  uint32_t reserved0;
   Scheduler* scheduler;
 };
 
@@ -85,112 +85,130 @@ __device__ inline void initialize_device_scheduler(
   }
 }
 
-// Leader: launches an exec of the table, or with `execs` null the graph that is running. The inputs
-// that all threads filled are ordered before it by the barrier and this fence.
-__device__ inline uint32_t launch_exec(uint64_t exec, cudaStream_t mode) {
-  __threadfence_system();
-  return static_cast<uint32_t>(cudaGraphLaunch(reinterpret_cast<cudaGraphExec_t>(exec), mode));
+// Copies the scheduler's head into shared memory, where it stays while a kernel runs: the policy
+// reads its scalars and pointers all the time, and every acquire empties the L1. By the team.
+__device__ inline Scheduler* load_head(const Scheduler* stored, BlockThreads& team) {
+  __shared__ uint64_t words[sizeof(Scheduler) / 8];
+  const uint64_t* source = reinterpret_cast<const uint64_t*>(stored);
+  for (uint32_t i = team.id(); i < sizeof(Scheduler) / 8; i += team.count()) words[i] = source[i];
+  team.sync();
+  return reinterpret_cast<Scheduler*>(words);
 }
 
-__device__ inline void note_launch_error(DeviceScheduler* device, uint32_t result) {
-  if (result != 0) store_relaxed(&device->scheduler->header->launch_error, result);
+// Copies the head back for the next kernel; last thing before this one ends. By the team.
+__device__ inline void store_head(Scheduler* stored, const Scheduler* head, BlockThreads& team) {
+  team.sync();
+  const uint64_t* source = reinterpret_cast<const uint64_t*>(head);
+  uint64_t* target = reinterpret_cast<uint64_t*>(stored);
+  for (uint32_t i = team.id(); i < sizeof(Scheduler) / 8; i += team.count()) target[i] = source[i];
+}
+
+// Leader launches an exec; all get the result. The inputs that all threads filled are ordered
+// before it by the barrier and the fence. By the team.
+__device__ inline uint32_t launch_exec(uint64_t exec, cudaStream_t mode, BlockThreads& team) {
+  uint32_t result = 0;
+  team.sync();
+  if (team.is_leader()) {
+    __threadfence();
+    result = static_cast<uint32_t>(cudaGraphLaunch(reinterpret_cast<cudaGraphExec_t>(exec), mode));
+  }
+  return static_cast<uint32_t>(team.broadcast(result));
+}
+
+// Leader: without the graph that should go on, nothing will; the host sees the heartbeat stop.
+__device__ inline void note_launch_error(const Scheduler* s, uint32_t result) {
+  if (result != 0) store_relaxed(&s->header->launch_error, result);
 }
 
 // Tail-launches the graph of action_key, or the idle graph when there is nothing to run or the
 // launch fails; its requests fail then and the idle graph goes on with the others. By the team.
-__device__ inline void launch_next_chained(DeviceScheduler* device, BlockThreads& team) {
-  Scheduler* s = device->scheduler;
-  const uint64_t idle = device->execs[2 * device->num_keys];
-  const uint32_t action = s->action;
-  if (action == kActionStop) return;
-  if (action == kActionLaunch) {
-    if (team.is_leader()) {
-      device->launch_result =
-          launch_exec(device->execs[2 * s->action_key], cudaStreamGraphTailLaunch);
-    }
-    team.sync();
-    if (device->launch_result == 0) return;
-    fail_step(s, team, device->launch_result);
+__device__ inline void launch_next_chained(const DeviceScheduler& device, Scheduler* s,
+                                           BlockThreads& team) {
+  if (s->action == kActionStop) return;
+  if (s->action == kActionLaunch) {
+    const uint64_t exec = team.is_leader() ? device.execs[2 * s->action_key] : 0;
+    const uint32_t result = launch_exec(exec, cudaStreamGraphTailLaunch, team);
+    if (result == 0) return;
+    fail_step(s, team, result);
   }
-  if (team.is_leader()) note_launch_error(device, launch_exec(idle, cudaStreamGraphTailLaunch));
+  const uint64_t idle = team.is_leader() ? device.execs[2 * device.num_keys] : 0;
+  const uint32_t result = launch_exec(idle, cudaStreamGraphTailLaunch, team);
+  if (team.is_leader()) note_launch_error(s, result);
 }
 
 __device__ inline void run_chained_step(void* state, BlockThreads& team) {
-  DeviceScheduler* device = static_cast<DeviceScheduler*>(state);
-  schedule(device->scheduler, team, leader_time_ns(team));
-  launch_next_chained(device, team);
+  const DeviceScheduler device = *static_cast<DeviceScheduler*>(state);
+  Scheduler* s = load_head(device.scheduler, team);
+  schedule(s, team, leader_time_ns(team));
+  launch_next_chained(device, s, team);
+  store_head(device.scheduler, s, team);
 }
 
 __device__ inline void run_chained_idle(void* state, BlockThreads& team) {
-  DeviceScheduler* device = static_cast<DeviceScheduler*>(state);
+  const DeviceScheduler device = *static_cast<DeviceScheduler*>(state);
+  Scheduler* s = load_head(device.scheduler, team);
   for (uint32_t i = 0; i < kIdlePolls; ++i) {
-    schedule(device->scheduler, team, leader_time_ns(team));
-    if (device->scheduler->action != kActionIdle) break;
+    schedule(s, team, leader_time_ns(team));
+    if (s->action != kActionIdle) break;
     __nanosleep(kIdlePauseNs);
   }
-  launch_next_chained(device, team);
+  launch_next_chained(device, s, team);
+  store_head(device.scheduler, s, team);
 }
 
-// Waits until the graph in flight has written its completion word. By the team.
-__device__ inline void await_completion(DeviceScheduler* device, BlockThreads& team) {
-  if (team.is_leader()) {
-    const Scheduler* s = device->scheduler;
-    const uint64_t start_ns = global_time_ns();
-    // Acquire: pairs with the graph's last write; its sampled ids were written before.
-    while (load_acquire(&s->step.state->completion) != s->launch_number) {
-      if (global_time_ns() - start_ns > kStepDeadlineNs) break;  // commit_step fails the step
-    }
+// Leader: waits until the graph in flight has written its completion word.
+__device__ inline void await_completion(const Scheduler* s) {
+  const uint64_t start_ns = global_time_ns();
+  // Acquire: pairs with the graph's last write; its sampled ids were written before.
+  while (load_acquire(&s->step.state->completion) != s->launch_number) {
+    if (global_time_ns() - start_ns > kStepDeadlineNs) break;  // commit_step fails the step
   }
-  team.sync();
 }
 
 // Launches the graph of action_key fire-and-forget, with the exec whose turn it is. By the team.
-__device__ inline uint32_t launch_beside(DeviceScheduler* device, BlockThreads& team) {
+__device__ inline uint32_t launch_beside(const DeviceScheduler& device, const Scheduler* s,
+                                         BlockThreads& team) {
+  uint64_t exec = 0;
   if (team.is_leader()) {
-    const uint32_t key = device->scheduler->action_key;
-    const uint32_t turn = device->exec_turns[key];
-    device->exec_turns[key] = static_cast<uint8_t>(turn ^ 1u);
-    device->launch_result =
-        launch_exec(device->execs[2 * key + turn], cudaStreamGraphFireAndForget);
+    const uint32_t key = s->action_key;
+    const uint32_t turn = device.exec_turns[key];
+    device.exec_turns[key] = static_cast<uint8_t>(turn ^ 1u);
+    exec = device.execs[2 * key + turn];
   }
-  team.sync();
-  const uint32_t result = device->launch_result;
-  team.sync();
-  return result;
+  return launch_exec(exec, cudaStreamGraphFireAndForget, team);
 }
 
 __device__ inline void run_persistent(void* state, BlockThreads& team, uint32_t relaunch_window) {
-  DeviceScheduler* device = static_cast<DeviceScheduler*>(state);
-  Scheduler* s = device->scheduler;
+  const DeviceScheduler device = *static_cast<DeviceScheduler*>(state);
+  Scheduler* s = load_head(device.scheduler, team);
   for (uint32_t num_launches = 0; num_launches < relaunch_window;) {
     schedule(s, team, leader_time_ns(team));
-    const uint32_t action = s->action;
-    team.sync();
-    if (action == kActionStop) return;
-    if (action == kActionIdle) {
+    if (s->action == kActionStop) break;
+    if (s->action == kActionIdle) {
+      team.sync();  // all have read the action
       __nanosleep(kIdlePauseNs);
       continue;
     }
-    const uint32_t result = launch_beside(device, team);
     ++num_launches;
-    if (result == 0) {
-      await_completion(device, team);
-    } else {
-      fail_step(s, team, result);
-    }
+    const uint32_t result = launch_beside(device, s, team);
+    if (result != 0) fail_step(s, team, result);
+    if (result == 0 && team.is_leader()) await_completion(s);
+    team.sync();
   }
-  // The window is used up: the tail launch starts once this graph and all that it launched are
-  // through.
-  if (team.is_leader()) {
-    note_launch_error(device, launch_exec(reinterpret_cast<uint64_t>(cudaGetCurrentGraphExec()),
-                                          cudaStreamGraphTailLaunch));
+  if (s->action != kActionStop) {
+    // The window is used up: the tail launch starts once this graph and all that it launched are
+    // through.
+    const uint64_t self = reinterpret_cast<uint64_t>(cudaGetCurrentGraphExec());
+    const uint32_t result = launch_exec(self, cudaStreamGraphTailLaunch, team);
+    if (team.is_leader()) note_launch_error(s, result);
   }
+  store_head(device.scheduler, s, team);
 }
 
 // `launch_error`: what the host's launch of the last action returned, 0 for success.
 __device__ inline void run_host_step(void* state, BlockThreads& team, uint32_t launch_error) {
   DeviceScheduler* device = static_cast<DeviceScheduler*>(state);
-  Scheduler* s = device->scheduler;
+  Scheduler* s = load_head(device->scheduler, team);
   if (launch_error != 0) fail_step(s, team, launch_error);
   schedule(s, team, leader_time_ns(team));
   if (team.is_leader()) {
@@ -199,6 +217,7 @@ __device__ inline void run_host_step(void* state, BlockThreads& team, uint32_t l
     // Release: pairs with the host's acquire of turn, or with its stream synchronization.
     store_release(&device->mailbox->turn, ++device->host_turn);
   }
+  store_head(device->scheduler, s, team);
 }
 
 }  // namespace blink

@@ -74,6 +74,14 @@ struct BlockThreads {
     return before + inclusive - value;
   }
 
+  // The leader's value, for all threads.
+  __device__ uint64_t broadcast(uint64_t value) const {
+    __syncthreads();  // the scratch of an earlier call has been read
+    if (threadIdx.x == 0) scratch[0] = value;
+    __syncthreads();
+    return scratch[0];
+  }
+
   __device__ uint32_t max(uint32_t value) const {
     for (uint32_t distance = 16; distance > 0; distance /= 2) {
       const uint32_t other = __shfl_xor_sync(0xFFFFFFFFu, value, distance);
@@ -98,11 +106,8 @@ __device__ inline uint64_t global_time_ns() {
 }
 
 // The leader's clock, equal for all threads of the team.
-__device__ inline uint64_t leader_time_ns(BlockThreads& team) {
-  team.sync();
-  if (team.is_leader()) team.scratch[0] = global_time_ns();
-  team.sync();
-  return team.scratch[0];
+__device__ inline uint64_t leader_time_ns(const BlockThreads& team) {
+  return team.broadcast(team.is_leader() ? global_time_ns() : 0);
 }
 
 #endif  // __CUDACC__

@@ -24,14 +24,10 @@ BLINK_FUNCTION void announce_stop(Scheduler* s) {
 // graph of that key, whose inputs are filled; poll again later; or stop. `now_ns` never goes back.
 template <typename Team>
 BLINK_RARE_FUNCTION void schedule(Scheduler* s, Team& team, uint64_t now_ns) {
+  note_completion(s, team);
+  const ControlWords control = poll_control(s, team);
   commit_step(s, team, now_ns);
-  // Acquire: pairs with the owner's release. Every thread may see another value, so the leader
-  // decides.
-  team.sync();
-  if (team.is_leader()) {
-    s->action = load_acquire(&s->header->stop) != 0 ? kActionStop : kActionIdle;
-  }
-  team.sync();
+  note_control(s, team, control, now_ns);
   const bool must_stop = s->action == kActionStop;
   team.sync();
   if (must_stop) {
@@ -40,7 +36,7 @@ BLINK_RARE_FUNCTION void schedule(Scheduler* s, Team& team, uint64_t now_ns) {
     team.sync();
     return;
   }
-  receive(s, team, now_ns);
+  receive(s, team);
   choose_step(s, team);
   const bool has_step = s->action == kActionLaunch;
   if (has_step) fill_step(s, team, now_ns);

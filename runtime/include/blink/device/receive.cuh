@@ -115,24 +115,57 @@ BLINK_RARE_FUNCTION void receive_commands(Scheduler* s, Team& team, uint32_t fro
   }
 }
 
-// Looks at every front end's line; scans the commands of those that wrote some, and of all from
-// time to time, so that a lost count cannot lose a request.
+// What one thread read of a front end's line and of the stop word, relaxed.
+struct ControlWords {
+  uint64_t submit_count;
+  uint32_t epoch;
+  uint32_t stop;
+};
+
+BLINK_FUNCTION ControlWords read_control(const Scheduler* s, uint32_t front_end) {
+  const blink_front_end& line = s->ring_front_ends[front_end];
+  return ControlWords{load_relaxed(&line.submit_count), load_relaxed(&line.epoch),
+                      load_relaxed(&s->header->stop)};
+}
+
+// Front ends are looked after from the last thread on; rows, from the first: over a link the words
+// take a microsecond to come, while other threads commit the step.
 template <typename Team>
-BLINK_FUNCTION void receive(Scheduler* s, Team& team, uint64_t now_ns) {
-  const uint32_t num_front_ends = s->limits.num_front_ends;
+BLINK_FUNCTION uint32_t first_front_end(const Team& team) {
+  return team.count() - 1 - team.id();
+}
+
+// Asks for the control words of the thread's first front end.
+template <typename Team>
+BLINK_FUNCTION ControlWords poll_control(const Scheduler* s, const Team& team) {
+  const uint32_t front_end = first_front_end(team);
+  return front_end < s->limits.num_front_ends ? read_control(s, front_end) : ControlWords{};
+}
+
+// Marks the front ends that wrote something, or all of them from time to time, so that a lost count
+// cannot lose a request. Sets action to stop where the owner says so.
+template <typename Team>
+BLINK_FUNCTION void note_control(Scheduler* s, Team& team, const ControlWords& polled,
+                                 uint64_t now_ns) {
+  const uint32_t first = first_front_end(team);
   const bool is_due = s->steps_since_scan >= kRescanSteps ||
                       (s->num_running == 0 && now_ns - s->last_scan_ns >= kIdleRescanNs);
-  for (uint32_t i = team.id(); i < num_front_ends; i += team.count()) {
-    FrontEndRecord& front_end = s->front_ends[i];
-    // Acquire both: the front end stored them after the commands and before the requests they speak
-    // of.
-    const uint64_t submit_count = load_acquire(&s->ring_front_ends[i].submit_count);
-    front_end.ring_epoch = load_acquire(&s->ring_front_ends[i].epoch);
-    if (submit_count != front_end.submit_count || is_due) front_end.must_scan = 1;
-    if (front_end.ring_epoch != front_end.epoch) front_end.must_scan = 1;
-    front_end.submit_count = submit_count;
-  }
   team.sync();
+  for (uint32_t i = first; i < s->limits.num_front_ends; i += team.count()) {
+    const ControlWords words = i == first ? polled : read_control(s, i);
+    FrontEndRecord& front_end = s->front_ends[i];
+    if (words.submit_count != front_end.submit_count || words.epoch != front_end.epoch || is_due) {
+      front_end.must_scan = 1;
+    }
+    if (front_end.must_scan != 0) {
+      // Acquire both: the front end stored them after the commands and before the requests they
+      // speak of.
+      front_end.submit_count = load_acquire(&s->ring_front_ends[i].submit_count);
+      front_end.ring_epoch = load_acquire(&s->ring_front_ends[i].epoch);
+    }
+    // No acquire: nothing is read after a stop.
+    if (i == 0) s->action = words.stop != 0 ? kActionStop : kActionIdle;
+  }
   if (team.is_leader()) {
     ++s->steps_since_scan;
     if (is_due) {
@@ -141,6 +174,13 @@ BLINK_FUNCTION void receive(Scheduler* s, Team& team, uint64_t now_ns) {
       ++s->counters.rescans;
     }
   }
+  team.sync();
+}
+
+// Acts on the epochs and commands of the front ends that note_control marked.
+template <typename Team>
+BLINK_FUNCTION void receive(Scheduler* s, Team& team) {
+  const uint32_t num_front_ends = s->limits.num_front_ends;
   for (uint32_t i = 0; i < num_front_ends; ++i) {
     FrontEndRecord& front_end = s->front_ends[i];
     const bool is_new = front_end.ring_epoch != front_end.epoch;

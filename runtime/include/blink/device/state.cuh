@@ -180,6 +180,8 @@ struct Scheduler {
   uint32_t num_tokens;
   uint32_t step_kind;
   uint32_t step_in_flight;
+  uint32_t step_is_complete;
+  uint32_t reserved0;
   uint64_t launch_number;
   uint64_t step_start_ns;
   uint32_t step_off_cache;
@@ -194,7 +196,7 @@ struct Scheduler {
   uint64_t window_longest_ns;
   uint64_t previous_window_longest_ns;
   uint32_t steps_since_scan;
-  uint32_t reserved0;
+  uint32_t reserved1;
 };
 
 BLINK_FUNCTION constexpr uint32_t power_of_two_at_least(uint32_t value) {

@@ -19,7 +19,7 @@ BLINK_FUNCTION void count_step(Scheduler* s) {
   s->counters.off_cache_steps += s->step_off_cache;
 }
 
-// Leader: remembers the longest step of the last minute, in two windows of half a minute.
+// One thread: remembers the longest step of the last minute, in two windows of half a minute.
 BLINK_FUNCTION void note_step_time(Scheduler* s, uint64_t now_ns) {
   if (now_ns - s->window_start_ns >= kStepWindowNs) {
     s->previous_window_longest_ns = s->window_longest_ns;
@@ -31,13 +31,13 @@ BLINK_FUNCTION void note_step_time(Scheduler* s, uint64_t now_ns) {
                 larger(s->window_longest_ns, s->previous_window_longest_ns));
 }
 
-// Leader: writes the record of the step that was committed.
+// One thread: writes the record of the step that is being committed.
 BLINK_FUNCTION void write_trace(Scheduler* s, uint64_t now_ns) {
   note_step_time(s, now_ns);
   if (s->trace_capacity == 0) return;
   const GraphKey& key = s->graphs.keys[s->action_key];
   blink_trace_record* record = &s->ring_trace[s->num_traces & (s->trace_capacity - 1)];
-  store_relaxed(&record->step, s->counters.steps);
+  store_relaxed(&record->step, s->num_traces + 1);
   store_relaxed(&record->start_ns, s->step_start_ns);
   store_relaxed(&record->end_ns, now_ns);
   store_relaxed(&record->kind, s->step_kind);
