@@ -6,7 +6,7 @@ decoders between "with past" and "without": the branch taken is copied in place.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import onnx
 
 from blinkc.errors import BlinkError
 from blinkc.frontend.onnx_model import (
@@ -16,9 +16,6 @@ from blinkc.frontend.onnx_model import (
     describe_node,
 )
 from blinkc.frontend.onnx_probe import Probe
-
-if TYPE_CHECKING:
-    import onnx
 
 _MAX_BRANCHES = 64
 
@@ -31,6 +28,21 @@ def inline_branches(model: OnnxModel, limit: int) -> None:
             return
         _inline(model, node, _decide(model, node, limit))
     raise BlinkError(f"{model.path}: more than {_MAX_BRANCHES} If nodes")
+
+
+def hoist_constants(model: OnnxModel) -> None:
+    """Turn `Constant` nodes that hold a tensor into initializers."""
+    kept = []
+    for node in model.nodes:
+        value = attribute_values(node).get("value") if node.op_type == "Constant" else None
+        if isinstance(value, onnx.TensorProto):
+            value.name = node.output[0]
+            model.initializers[value.name] = value
+            model.hoisted.add(value.name)
+        else:
+            kept.append(node)
+    model.nodes = kept
+    model.index()
 
 
 def skip_identities(model: OnnxModel) -> None:
@@ -79,8 +91,6 @@ def _decide(model: OnnxModel, node: onnx.NodeProto, limit: int) -> bool:
 
 
 def _inline(model: OnnxModel, node: onnx.NodeProto, taken: bool) -> None:
-    import onnx
-
     branch = attribute_values(node)["then_branch" if taken else "else_branch"]
     assert isinstance(branch, onnx.GraphProto)
     for tensor in branch.initializer:

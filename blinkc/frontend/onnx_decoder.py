@@ -16,7 +16,6 @@ from blinkc.frontend.decoder_graph import AttentionSpec, DecoderGraph, ModelSpec
 from blinkc.frontend.onnx_attention import AttentionMatch, verify_attention
 from blinkc.frontend.onnx_attention_ops import match_contrib_attention
 from blinkc.frontend.onnx_attention_region import match_attention_regions
-from blinkc.frontend.onnx_branches import inline_branches, skip_identities
 from blinkc.frontend.onnx_config import ModelFacts, read_model_facts
 from blinkc.frontend.onnx_meaning import MeaningOf
 from blinkc.frontend.onnx_model import OnnxModel, describe_node, read_onnx_model
@@ -49,11 +48,14 @@ def decoder_graph_from_onnx(
         BlinkError: the model is not a decoder that can be served; the message names the node and
         why.
     """
+    from blinkc.frontend.onnx_branches import hoist_constants, inline_branches, skip_identities
+
     path = _model_file(Path(path))
     model = read_onnx_model(path)
     facts = read_model_facts(path, Path(config_path) if config_path else None)
     limit = _position_limit(model, facts, max_seqlen)
     inline_branches(model, limit)
+    hoist_constants(model)
     skip_identities(model)
     probes = [Probe(model, seq=s, past=p) for s, p in _sizes(limit)]
     matches = find_attention(model, probes)

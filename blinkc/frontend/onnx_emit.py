@@ -182,7 +182,11 @@ class DecoderEmitter:
     def weight(self, name: str) -> gs.Tensor:
         """Return an initializer: inline when small, a weight input otherwise."""
         tensor = self.model.initializers[name]
-        if math.prod(tensor.dims) * 4 <= 64 or tensor.data_type not in DTYPE_NAMES:
+        if (
+            math.prod(tensor.dims) * 4 <= 64
+            or name in self.model.hoisted
+            or tensor.data_type not in DTYPE_NAMES
+        ):
             values = tensor_array(tensor, self.model.path)
             return self.writer.constant(self.convert(values), name=name)
         part = part_from_initializer(tensor, self.model.path)
@@ -196,12 +200,15 @@ class DecoderEmitter:
         if name in self._matrices:
             return self._matrices[name]
         meaning = self.meaning(name)
-        if meaning.kind == "weight":
+        if name in self.model.hoisted:
+            values = tensor_array(self.model.initializers[name], self.model.path)
+            weight: gs.Tensor = self.writer.constant(self.convert(values.T), name=name)
+        elif meaning.kind == "weight":
             tensor = self.model.initializers[name]
             part = replace(part_from_initializer(tensor, self.model.path), transpose=True)
             dtype = DTYPE_NAMES[self.weight_type(tensor.data_type)]
             shape = (part.shape[1], part.shape[0])
-            weight: gs.Tensor = self.writer.weight(name, shape, dtype, (part,))
+            weight = self.writer.weight(name, shape, dtype, (part,))
         elif meaning.kind == "constant":
             assert meaning.value is not None
             weight = self.writer.constant(self.convert(meaning.value.T), name=name)

@@ -49,6 +49,7 @@ class OnnxModel:
     position_ids: str = ""
     past: list[str] = field(default_factory=list)
     fixed: dict[str, bool] = field(default_factory=dict)  # inputs the compiler decides
+    hoisted: set[str] = field(default_factory=set)  # initializers that were Constant nodes
     notes: list[str] = field(default_factory=list)
     producer: dict[str, onnx.NodeProto] = field(default_factory=dict)
     consumers: dict[str, list[onnx.NodeProto]] = field(default_factory=dict)
