@@ -26,6 +26,7 @@ class StageRecord:
     """What stands in a stage's stage.json."""
 
     inputs_digest: str  # of everything that the artifact follows from
+    follows: str  # outputs digest of the stage before it
     outputs_digest: str  # of its files' names and contents
     tools: dict[str, str]  # versions of the tools that made it
 
@@ -103,6 +104,7 @@ class BuildFolder:
                     return None
             return StageRecord(
                 inputs_digest=data["inputs_digest"],
+                follows=data["follows"],
                 outputs_digest=_outputs_digest(files),
                 tools=data["tools"],
             )
@@ -111,7 +113,7 @@ class BuildFolder:
 
     @contextmanager
     def write_stage(
-        self, stage: str, *, inputs_digest: str, tools: dict[str, str]
+        self, stage: str, *, inputs_digest: str, follows: str, tools: dict[str, str]
     ) -> Iterator[Path]:
         """Give an empty folder to fill; on success it takes the stage's place at once."""
         temporary = Path(tempfile.mkdtemp(prefix=f".new-{stage}-", dir=self.path))
@@ -122,7 +124,12 @@ class BuildFolder:
                 for file in sorted(temporary.rglob("*"))
                 if file.is_file()
             }
-            record = {"inputs_digest": inputs_digest, "files": files, "tools": tools}
+            record = {
+                "inputs_digest": inputs_digest,
+                "follows": follows,
+                "files": files,
+                "tools": tools,
+            }
             text = json.dumps(record, indent=1, sort_keys=True)
             write_atomically(temporary / RECORD_NAME, text.encode())
             replace_folder(temporary, self.path / stage)

@@ -43,6 +43,11 @@ class _Group(click.Group):
         except BlinkError as error:
             print(f"blinkc: {error}", file=sys.stderr)
             sys.exit(EXIT_USER_ERROR)
+        except OSError as error:  # a full disk, a folder that may not be written
+            if os.environ.get("BLINK_DEBUG"):
+                raise
+            print(f"blinkc: {error}", file=sys.stderr)
+            sys.exit(EXIT_USER_ERROR)
         except InternalError as error:
             if os.environ.get("BLINK_DEBUG"):
                 raise

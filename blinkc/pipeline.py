@@ -46,7 +46,6 @@ def compile_model(
     find_model(config.model)  # one that is not there leaves no folder behind
     with BuildFolder(build_path) as build:
         run = _Run(config, build, WeightFiles(build, weights_from), progress)
-        build.write_json("build.json", stages.build_facts(config, FORMAT_VERSION))
         run.stage(
             "read",
             "reading the model",
@@ -117,7 +116,9 @@ class _Run:
         else:
             with (
                 self._progress.step(name, text),
-                self._build.write_stage(name, inputs_digest=inputs, tools=tools) as folder,
+                self._build.write_stage(
+                    name, inputs_digest=inputs, follows=self._previous, tools=tools
+                ) as folder,
             ):
                 make(folder)
             record = self._build.record(name)

@@ -43,12 +43,12 @@ TOOLS: dict[str, tuple[str, ...]] = {
 # The kernels' headers have plain constexpr functions, for the host's tests too.
 KERNEL_FLAGS = ("-default-device",)
 
+FACTS_NAME = "facts.json"
 
-def build_facts(config: CompileConfig, format_version: int) -> dict[str, Any]:
-    """Return what `blinkc bundle` needs to know about a build besides the artifacts."""
+
+def build_facts(config: CompileConfig) -> dict[str, Any]:
+    """Return what a bundle says about how its code was made; kept beside the code."""
     return {
-        "format": format_version,
-        "model": Path(config.model).name or config.model,
         "target": config.target,
         "architecture": config.architecture,
         "engine": config.resolved_engine,
@@ -207,7 +207,7 @@ def load_plan(build: BuildFolder) -> CapturePlan:
 
 def codegen_options(config: CompileConfig) -> dict[str, Any]:
     """Return what the generated code depends on besides model and plan."""
-    return {"architecture": config.architecture, "machine": platform.machine()}
+    return {**build_facts(config), "machine": platform.machine()}
 
 
 def generate_code(
@@ -239,6 +239,7 @@ def generate_code(
         compile_cpu(sources, out=folder / "target.so")
     for name, text in sources.items():
         (folder / name).write_text(text, encoding="utf-8")
+    (folder / FACTS_NAME).write_text(json.dumps(codegen_options(config), indent=1))
 
 
 def check_segments(config: CompileConfig, build: BuildFolder, files: WeightFiles) -> None:

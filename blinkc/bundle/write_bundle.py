@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import platform
 import shutil
 import tarfile
 import tempfile
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from blinkc import abi, stages
 from blinkc.artifacts import WeightFiles, load_segmented
-from blinkc.build_folder import BuildFolder, hash_file, replace_folder
+from blinkc.build_folder import RECORD_NAME, BuildFolder, hash_file, replace_folder
 from blinkc.bundle.cross_check import checkpoint_folder, cross_check
 from blinkc.bundle.golden import NUM_GOLDEN_TOKENS, golden_prompt, run_golden
 from blinkc.bundle.manifest import (
@@ -93,7 +92,7 @@ def _write_content(
     segmented = load_segmented(build.stage_folder("segment"), files)
     spec = segmented.spec
     plan = stages.load_plan(build)
-    facts = build.read_json("build.json")
+    facts = build.read_json(f"codegen/{stages.FACTS_NAME}")
     _copy_code(build, folder)
     tokenizer = write_tokenizer(
         build.stage_folder("read") / "tokenizer",
@@ -193,7 +192,7 @@ def _summary(plan: CapturePlan) -> PlanSummary:
 
 
 def _target(facts: dict[str, Any], folder: Path) -> Target:
-    machine = platform.machine()
+    machine = facts["machine"]
     is_cpu = facts["target"] == "cpu"
     cubins = {file.stem: str(file.relative_to(folder)) for file in folder.glob("code/*.cubin")}
     return Target.model_validate(
@@ -215,7 +214,7 @@ def _copy_code(build: BuildFolder, folder: Path) -> None:
     code.mkdir()
     source = build.stage_folder("codegen")
     for file in sorted(source.iterdir()):
-        if file.is_file() and file.name != "stage.json":
+        if file.is_file() and file.name not in (RECORD_NAME, stages.FACTS_NAME):
             shutil.copyfile(file, code / file.name)
 
 
@@ -240,12 +239,17 @@ def _list_files(folder: Path) -> tuple[FileEntry, ...]:
 
 
 def _check_stages(build: BuildFolder) -> None:
+    """Raise `BlinkError` unless every stage is there and was made from the one before it."""
+    previous = ""
     for stage in STAGES:
-        if build.record(stage) is None:
+        record = build.record(stage)
+        if record is None or record.follows != previous:
+            what = "is missing or damaged" if record is None else "is of an earlier compilation"
             raise BlinkError(
-                f"{build.path} is not finished: stage {stage} is missing or damaged",
+                f"{build.path} is not finished: stage {stage} {what}",
                 hint="run blinkc compile again with the same options; it goes on from there",
             )
+        previous = record.outputs_digest
 
 
 def _check_output(output: Path, archive: bool) -> None:

@@ -169,6 +169,18 @@ def test_unfinished_build_is_refused(build: Path, tmp_path: Path) -> None:
     assert "blinkc compile" in caught.value.hint
 
 
+def test_build_with_a_stage_of_other_options_is_refused(
+    build: Path, model: Path, tmp_path: Path
+) -> None:
+    """Guards against code for one plan bundled with another plan."""
+    shutil.copytree(build, tmp_path / "b")
+    capture = CaptureConfig(max_batch=1, max_seqlen=96, max_prefill_tokens=32, num_slots=4)
+    config = CompileConfig(model=str(model), capture=capture, until="capture")
+    compile_model(config, tmp_path / "b")
+    with pytest.raises(BlinkError, match="codegen is of an earlier compilation"):
+        write_bundle(BundleConfig(build=tmp_path / "b", output=tmp_path / "out"), QUIET)
+
+
 def test_output_that_is_something_else_is_left_alone(build: Path, tmp_path: Path) -> None:
     (tmp_path / "home").mkdir()
     (tmp_path / "home" / "letter.txt").write_text("dear")

@@ -99,6 +99,13 @@ def test_user_errors_have_no_traceback(arguments: list[str], words: str) -> None
     assert "Traceback" not in output
 
 
+def test_folder_that_may_not_be_written_is_no_traceback() -> None:
+    code, output = invoke("bundle", "/proc", "-o", "/proc/x")
+    assert code == EXIT_USER_ERROR and "Traceback" not in output
+    result = CliRunner().invoke(main, ["extract", "/proc/self/mem", "-o", "/proc/x"])
+    assert result.exit_code == EXIT_USER_ERROR
+
+
 @pytest.fixture
 def _llama(monkeypatch: pytest.MonkeyPatch) -> None:
     def facts(config: CompileConfig) -> ModelFacts:
