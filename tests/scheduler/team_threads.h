@@ -28,7 +28,12 @@ class TeamMember {
     return std::atomic_ref<uint32_t>(*counter).fetch_add(1, std::memory_order_relaxed);
   }
   uint64_t exclusive_sum(uint64_t value, uint64_t* total) const;
-  uint32_t max(uint32_t value) const;
+  void raise(uint32_t* word, uint32_t value) const {
+    std::atomic_ref<uint32_t> shared(*word);
+    uint32_t seen = shared.load(std::memory_order_relaxed);
+    while (seen < value && !shared.compare_exchange_weak(seen, value, std::memory_order_relaxed)) {
+    }
+  }
 
  private:
   ThreadTeam& team_;
@@ -90,14 +95,6 @@ inline uint64_t TeamMember::exclusive_sum(uint64_t value, uint64_t* total) const
   }
   *total = sum;
   return before;
-}
-
-inline uint32_t TeamMember::max(uint32_t value) const {
-  team_.barrier_.arrive_and_wait();
-  team_.scratch_[id_] = value;
-  team_.barrier_.arrive_and_wait();
-  for (const uint64_t other : team_.scratch_) value = std::max(value, static_cast<uint32_t>(other));
-  return value;
 }
 
 }  // namespace blink::testing

@@ -12,6 +12,14 @@ __device__ blink::BlockThreads block_team() {
   return blink::BlockThreads{scratch};
 }
 
+// What every step touches stays in shared memory while a kernel runs.
+__device__ blink::HotMemory hot_memory() {
+  constexpr uint64_t kBytes = blink::hot_memory_bytes(blink::kMaxBatch);
+  __shared__ uint64_t words[kBytes / 8];
+  return blink::HotMemory{words, kBytes,
+                          blink::carve_device_scheduler(nullptr, blink::kNumGraphKeys)};
+}
+
 }  // namespace
 
 // Bytes that the loader allocates for `state`.
@@ -33,26 +41,26 @@ extern "C" __global__ void __launch_bounds__(blink::kTeamThreads)
 extern "C" __global__ void __launch_bounds__(blink::kTeamThreads)
     blink_scheduler_step(void* state) {
   blink::BlockThreads team = block_team();
-  blink::run_chained_step(state, team);
+  blink::run_chained_step(state, hot_memory(), team);
 }
 
 // chained: the idle graph's one node.
 extern "C" __global__ void __launch_bounds__(blink::kTeamThreads)
     blink_scheduler_idle(void* state) {
   blink::BlockThreads team = block_team();
-  blink::run_chained_idle(state, team);
+  blink::run_chained_idle(state, hot_memory(), team);
 }
 
 // persistent: the one node of its own graph.
 extern "C" __global__ void __launch_bounds__(blink::kTeamThreads)
     blink_scheduler_persistent(void* state) {
   blink::BlockThreads team = block_team();
-  blink::run_persistent(state, team, blink::kRelaunchWindow);
+  blink::run_persistent(state, hot_memory(), team, blink::kRelaunchWindow);
 }
 
 // host: commits and fills; the host launches the graph that the mailbox names.
 extern "C" __global__ void __launch_bounds__(blink::kTeamThreads)
     blink_scheduler_host_step(void* state, uint32_t launch_error) {
   blink::BlockThreads team = block_team();
-  blink::run_host_step(state, team, launch_error);
+  blink::run_host_step(state, hot_memory(), team, launch_error);
 }

@@ -58,79 +58,74 @@ BLINK_RARE_FUNCTION void collect_prefill(Scheduler* s, Team& team) {
   }
 }
 
-// Gives every decoding lane that starts a new page one, pausing the youngest while there are too
-// few. The oldest is never paused: alone it always fits, because its request was checked against
-// the whole cache.
+// The share of the running lanes that one thread looks after.
+struct LaneShare {
+  uint32_t begin;
+  uint32_t end;
+};
+
 template <typename Team>
-BLINK_FUNCTION void grow_lanes(Scheduler* s, Team& team) {
-  for (;;) {
-    const uint32_t num_running = s->num_running;
-    uint64_t needed = 0;
-    for (uint32_t i = team.id(); i < num_running; i += team.count()) {
-      const Lane& lane = s->lanes[s->running[i]];
-      if (lane.phase == kLaneDecode && needs_page(s, lane)) ++needed;
-    }
-    uint64_t total = 0;
-    uint64_t place = team.exclusive_sum(needed, &total);
-    if (total == 0) return;
-    if (total > s->num_free_pages) {
-      team.sync();
-      pause_youngest(s, team);
-      continue;
-    }
-    for (uint32_t i = team.id(); i < num_running; i += team.count()) {
-      const uint32_t lane_index = s->running[i];
-      Lane& lane = s->lanes[lane_index];
-      if (lane.phase != kLaneDecode || !needs_page(s, lane)) continue;
+BLINK_FUNCTION LaneShare share_lanes(const Scheduler* s, const Team& team) {
+  const uint32_t per_thread = (s->num_running + team.count() - 1) / team.count();
+  const uint32_t begin = smaller(team.id() * per_thread, s->num_running);
+  return LaneShare{begin, smaller(begin + per_thread, s->num_running)};
+}
+
+// Makes the thread's decoding lanes rows, from `row` on, and gives those that start a new page one,
+// from `place` on in the stack of free pages.
+template <typename Team>
+BLINK_FUNCTION void add_decode_rows(Scheduler* s, Team& team, const LaneShare& share, uint32_t row,
+                                    uint32_t place) {
+  uint32_t longest = 0;
+  for (uint32_t i = share.begin; i < share.end; ++i) {
+    const uint32_t lane_index = s->running[i];
+    Lane& lane = s->lanes[lane_index];
+    if (lane.phase != kLaneDecode) continue;
+    if (needs_page(s, lane)) {
       page_table_of(s, lane_index)[lane.num_pages] =
           static_cast<int32_t>(s->free_pages[s->num_free_pages - 1 - place]);
       ++lane.num_pages;
       ++place;
     }
+    s->rows[row] = StepRow{lane_index, lane.slot, 1, row, lane.kv_len, 1, kRowGoesOn, 0};
+    longest = larger(longest, lane.kv_len + 1);
+    ++row;
+  }
+  team.raise(&s->step_longest_kv_len, longest);
+}
+
+// Collects a decode step: all lanes whose prompt is through, oldest first, each with room for its
+// next token. While there are too few pages the youngest lane is paused. The oldest is never
+// paused: alone it always fits, because its request was checked against the whole cache.
+template <typename Team>
+BLINK_FUNCTION void collect_decode(Scheduler* s, Team& team) {
+  for (;;) {
+    const LaneShare share = share_lanes(s, team);
+    uint64_t mine = 0;  // lanes that need a page in the upper half, decoding ones in the lower
+    for (uint32_t i = share.begin; i < share.end; ++i) {
+      const Lane& lane = s->lanes[s->running[i]];
+      if (lane.phase != kLaneDecode) continue;
+      mine += needs_page(s, lane) ? (uint64_t{1} << 32) + 1 : 1;
+    }
+    uint64_t all = 0;
+    const uint64_t before = team.exclusive_sum(mine, &all);
+    const uint32_t num_needed = static_cast<uint32_t>(all >> 32);
+    if (num_needed > s->num_free_pages) {
+      team.sync();
+      pause_youngest(s, team);
+      continue;
+    }
+    add_decode_rows(s, team, share, static_cast<uint32_t>(before),
+                    static_cast<uint32_t>(before >> 32));
     team.sync();
-    if (team.is_leader()) s->num_free_pages -= static_cast<uint32_t>(total);
+    if (team.is_leader()) {
+      s->num_free_pages -= num_needed;
+      s->num_rows = static_cast<uint32_t>(all);
+      s->num_tokens = static_cast<uint32_t>(all);
+    }
     team.sync();
     return;
   }
-}
-
-// Collects a decode step: all lanes whose prompt is through, oldest first.
-template <typename Team>
-BLINK_FUNCTION void collect_decode(Scheduler* s, Team& team) {
-  const uint32_t num_running = s->num_running;
-  const uint32_t first = team.id();
-  const uint32_t per_thread = (num_running + team.count() - 1) / team.count();
-  const uint32_t begin = smaller(first * per_thread, num_running);
-  const uint32_t end = smaller(begin + per_thread, num_running);
-  uint64_t num_mine = 0;
-  for (uint32_t i = begin; i < end; ++i) {
-    if (s->lanes[s->running[i]].phase == kLaneDecode) ++num_mine;
-  }
-  uint64_t total = 0;
-  uint32_t row = static_cast<uint32_t>(team.exclusive_sum(num_mine, &total));
-  for (uint32_t i = begin; i < end; ++i) {
-    const uint32_t lane_index = s->running[i];
-    const Lane& lane = s->lanes[lane_index];
-    if (lane.phase != kLaneDecode) continue;
-    s->rows[row] = StepRow{lane_index, lane.slot, 1, row, lane.kv_len, 1, kRowGoesOn, 0};
-    ++row;
-  }
-  team.sync();
-  if (team.is_leader()) {
-    s->num_rows = static_cast<uint32_t>(total);
-    s->num_tokens = static_cast<uint32_t>(total);
-  }
-  team.sync();
-}
-
-// The longest KV length of the rows, once the step's tokens are appended.
-template <typename Team>
-BLINK_FUNCTION uint32_t longest_kv_len(const Scheduler* s, Team& team) {
-  uint32_t longest = 0;
-  for (uint32_t i = team.id(); i < s->num_rows; i += team.count()) {
-    longest = larger(longest, s->rows[i].first_position + s->rows[i].num_tokens);
-  }
-  return team.max(longest);
 }
 
 // Leader: notes the key of the step and how long decoding lanes have waited.
@@ -156,6 +151,7 @@ BLINK_FUNCTION void clear_step(Scheduler* s, Team& team) {
     s->num_rows = 0;
     s->num_tokens = 0;
     s->step_num_prefilled = 0;
+    s->step_longest_kv_len = 0;
   }
   team.sync();
 }
@@ -169,7 +165,6 @@ BLINK_FUNCTION void choose_step(Scheduler* s, Team& team) {
   if (is_prefill) collect_prefill(s, team);
   if (s->num_rows == 0) {
     is_prefill = false;
-    grow_lanes(s, team);
     collect_decode(s, team);
   }
   if (s->num_rows == 0) {  // every decoding lane was paused, or there are none
@@ -178,7 +173,7 @@ BLINK_FUNCTION void choose_step(Scheduler* s, Team& team) {
   }
   if (s->num_rows == 0) return;
   const uint32_t key = is_prefill ? look_up(s->graphs.prefill, s->num_rows, s->num_tokens)
-                                  : look_up(s->graphs.decode, s->num_rows, longest_kv_len(s, team));
+                                  : look_up(s->graphs.decode, s->num_rows, s->step_longest_kv_len);
   team.sync();
   if (team.is_leader()) settle_step(s, is_prefill ? BLINK_GRAPH_PREFILL : BLINK_GRAPH_DECODE, key);
   team.sync();

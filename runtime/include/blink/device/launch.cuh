@@ -37,10 +37,9 @@ struct DeviceScheduler {
   uint64_t host_turn;
   uint32_t num_keys;
   uint32_t reserved0;
-  Scheduler* scheduler;
 };
 
-// Bytes of the allocation; points `scheduler` into it unless that is null.
+// Bytes before the Scheduler; points the arrays of `device` into them unless it is null.
 BLINK_FUNCTION constexpr uint64_t carve_device_scheduler(DeviceScheduler* device,
                                                          uint32_t num_keys) {
   Carver carver{reinterpret_cast<unsigned char*>(device), 0};
@@ -48,7 +47,6 @@ BLINK_FUNCTION constexpr uint64_t carve_device_scheduler(DeviceScheduler* device
   uint8_t* exec_turns = carver.take<uint8_t>(num_keys);
   if (device != nullptr) {
     device->exec_turns = exec_turns;
-    device->scheduler = reinterpret_cast<Scheduler*>(carver.base + carver.offset_bytes);
   }
   return carver.offset_bytes;
 }
@@ -85,22 +83,57 @@ __device__ inline void initialize_device_scheduler(
   }
 }
 
-// Copies the scheduler's head into shared memory, where it stays while a kernel runs: the policy
-// reads its scalars and pointers all the time, and every acquire empties the L1. By the team.
-__device__ inline Scheduler* load_head(const Scheduler* stored, BlockThreads& team) {
-  __shared__ uint64_t words[sizeof(Scheduler) / 8];
-  const uint64_t* source = reinterpret_cast<const uint64_t*>(stored);
-  for (uint32_t i = team.id(); i < sizeof(Scheduler) / 8; i += team.count()) words[i] = source[i];
-  team.sync();
-  return reinterpret_cast<Scheduler*>(words);
+// Shared memory for the part of the state that every step touches.
+struct HotMemory {
+  uint64_t* words;
+  uint64_t num_bytes;
+  uint64_t offset_bytes;  // of the Scheduler in the allocation
+};
+
+// Of static shared memory; head and arrays of about 500 lanes.
+constexpr uint64_t kMaxHotBytes = 32768;
+
+// With more lanes than fit, the head alone is kept in shared memory.
+BLINK_FUNCTION constexpr uint64_t hot_memory_bytes(uint32_t max_batch) {
+  const uint64_t all = hot_state_bytes(max_batch);
+  return all <= kMaxHotBytes ? all : (sizeof(Scheduler) + 15) / 16 * 16;
 }
 
-// Copies the head back for the next kernel; last thing before this one ends. By the team.
-__device__ inline void store_head(Scheduler* stored, const Scheduler* head, BlockThreads& team) {
+BLINK_FUNCTION Scheduler* scheduler_in(void* state, const HotMemory& hot) {
+  return reinterpret_cast<Scheduler*>(static_cast<unsigned char*>(state) + hot.offset_bytes);
+}
+
+// Leader: points the copy's arrays to where they now are.
+__device__ inline void point_hot_arrays(Scheduler* head, Scheduler* arrays_after,
+                                        const HotMemory& hot) {
+  if (hot.num_bytes < hot_state_bytes(head->limits.max_batch)) return;
+  Carver carver{reinterpret_cast<unsigned char*>(arrays_after), 0};
+  carver.take<Scheduler>(1);
+  carve_hot_arrays(carver, head, head->limits.max_batch);
+}
+
+// Copies head and hot arrays into shared memory, where they stay while a kernel runs: the policy
+// reads them all the time, and every acquire and release empties the L1. By the team.
+__device__ inline Scheduler* load_hot(void* state, const HotMemory& hot, BlockThreads& team) {
+  const uint64_t* source = reinterpret_cast<const uint64_t*>(scheduler_in(state, hot));
+  for (uint32_t i = team.id(); i < hot.num_bytes / 8; i += team.count()) hot.words[i] = source[i];
   team.sync();
-  const uint64_t* source = reinterpret_cast<const uint64_t*>(head);
+  Scheduler* head = reinterpret_cast<Scheduler*>(hot.words);
+  if (team.is_leader()) point_hot_arrays(head, head, hot);
+  team.sync();
+  return head;
+}
+
+// Copies them back for the next kernel; the last thing before this one ends. By the team.
+__device__ inline void store_hot(void* state, const HotMemory& hot, BlockThreads& team) {
+  Scheduler* stored = scheduler_in(state, hot);
+  team.sync();
+  if (team.is_leader()) {
+    point_hot_arrays(reinterpret_cast<Scheduler*>(hot.words), stored, hot);
+  }
+  team.sync();
   uint64_t* target = reinterpret_cast<uint64_t*>(stored);
-  for (uint32_t i = team.id(); i < sizeof(Scheduler) / 8; i += team.count()) target[i] = source[i];
+  for (uint32_t i = team.id(); i < hot.num_bytes / 8; i += team.count()) target[i] = hot.words[i];
 }
 
 // Leader launches an exec; all get the result. The inputs that all threads filled are ordered
@@ -136,24 +169,24 @@ __device__ inline void launch_next_chained(const DeviceScheduler& device, Schedu
   if (team.is_leader()) note_launch_error(s, result);
 }
 
-__device__ inline void run_chained_step(void* state, BlockThreads& team) {
+__device__ inline void run_chained_step(void* state, const HotMemory& hot, BlockThreads& team) {
   const DeviceScheduler device = *static_cast<DeviceScheduler*>(state);
-  Scheduler* s = load_head(device.scheduler, team);
+  Scheduler* s = load_hot(state, hot, team);
   schedule(s, team, leader_time_ns(team));
   launch_next_chained(device, s, team);
-  store_head(device.scheduler, s, team);
+  store_hot(state, hot, team);
 }
 
-__device__ inline void run_chained_idle(void* state, BlockThreads& team) {
+__device__ inline void run_chained_idle(void* state, const HotMemory& hot, BlockThreads& team) {
   const DeviceScheduler device = *static_cast<DeviceScheduler*>(state);
-  Scheduler* s = load_head(device.scheduler, team);
+  Scheduler* s = load_hot(state, hot, team);
   for (uint32_t i = 0; i < kIdlePolls; ++i) {
     schedule(s, team, leader_time_ns(team));
     if (s->action != kActionIdle) break;
     __nanosleep(kIdlePauseNs);
   }
   launch_next_chained(device, s, team);
-  store_head(device.scheduler, s, team);
+  store_hot(state, hot, team);
 }
 
 // Leader: waits until the graph in flight has written its completion word.
@@ -178,9 +211,10 @@ __device__ inline uint32_t launch_beside(const DeviceScheduler& device, const Sc
   return launch_exec(exec, cudaStreamGraphFireAndForget, team);
 }
 
-__device__ inline void run_persistent(void* state, BlockThreads& team, uint32_t relaunch_window) {
+__device__ inline void run_persistent(void* state, const HotMemory& hot, BlockThreads& team,
+                                      uint32_t relaunch_window) {
   const DeviceScheduler device = *static_cast<DeviceScheduler*>(state);
-  Scheduler* s = load_head(device.scheduler, team);
+  Scheduler* s = load_hot(state, hot, team);
   for (uint32_t num_launches = 0; num_launches < relaunch_window;) {
     schedule(s, team, leader_time_ns(team));
     if (s->action == kActionStop) break;
@@ -202,13 +236,14 @@ __device__ inline void run_persistent(void* state, BlockThreads& team, uint32_t 
     const uint32_t result = launch_exec(self, cudaStreamGraphTailLaunch, team);
     if (team.is_leader()) note_launch_error(s, result);
   }
-  store_head(device.scheduler, s, team);
+  store_hot(state, hot, team);
 }
 
 // `launch_error`: what the host's launch of the last action returned, 0 for success.
-__device__ inline void run_host_step(void* state, BlockThreads& team, uint32_t launch_error) {
+__device__ inline void run_host_step(void* state, const HotMemory& hot, BlockThreads& team,
+                                     uint32_t launch_error) {
   DeviceScheduler* device = static_cast<DeviceScheduler*>(state);
-  Scheduler* s = load_head(device->scheduler, team);
+  Scheduler* s = load_hot(state, hot, team);
   if (launch_error != 0) fail_step(s, team, launch_error);
   schedule(s, team, leader_time_ns(team));
   if (team.is_leader()) {
@@ -217,7 +252,7 @@ __device__ inline void run_host_step(void* state, BlockThreads& team, uint32_t l
     // Release: pairs with the host's acquire of turn, or with its stream synchronization.
     store_release(&device->mailbox->turn, ++device->host_turn);
   }
-  store_head(device->scheduler, s, team);
+  store_hot(state, hot, team);
 }
 
 }  // namespace blink

@@ -3,7 +3,7 @@
 //
 // Every policy function is compiled twice from the same text: for the GPU, where one block runs it,
 // and for the host, where one thread does. A `Team` has: id(), count(), sync(), append(),
-// exclusive_sum(), max(). Functions that take a team are called by all of its threads with equal
+// exclusive_sum(), raise(). Functions that take a team are called by all of its threads with equal
 // arguments.
 #ifndef BLINK_DEVICE_PLATFORM_CUH
 #define BLINK_DEVICE_PLATFORM_CUH
@@ -35,7 +35,10 @@ struct SingleThread {
     *total = value;
     return 0;
   }
-  BLINK_FUNCTION uint32_t max(uint32_t value) const { return value; }
+  // Sets a word shared by the team to the largest of its value and the threads' values.
+  BLINK_FUNCTION void raise(uint32_t* word, uint32_t value) const {
+    if (value > *word) *word = value;
+  }
 };
 
 #if defined(__CUDACC__)
@@ -82,19 +85,8 @@ struct BlockThreads {
     return scratch[0];
   }
 
-  __device__ uint32_t max(uint32_t value) const {
-    for (uint32_t distance = 16; distance > 0; distance /= 2) {
-      const uint32_t other = __shfl_xor_sync(0xFFFFFFFFu, value, distance);
-      value = other > value ? other : value;
-    }
-    __syncthreads();  // the scratch of an earlier call has been read
-    if ((threadIdx.x & 31u) == 0) scratch[threadIdx.x >> 5] = value;
-    __syncthreads();
-    for (uint32_t i = 0; i < (blockDim.x >> 5); ++i) {
-      const uint32_t other = static_cast<uint32_t>(scratch[i]);
-      value = other > value ? other : value;
-    }
-    return value;
+  __device__ void raise(uint32_t* word, uint32_t value) const {
+    if (value > 0) atomicMax(word, value);
   }
 };
 

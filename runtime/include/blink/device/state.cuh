@@ -181,7 +181,7 @@ struct Scheduler {
   uint32_t step_kind;
   uint32_t step_in_flight;
   uint32_t step_is_complete;
-  uint32_t reserved0;
+  uint32_t step_longest_kv_len;  // decode
   uint64_t launch_number;
   uint64_t step_start_ns;
   uint32_t step_off_cache;
@@ -218,32 +218,48 @@ struct Carver {
   }
 };
 
+// The arrays that every step touches, next to the head; points `scheduler` to them unless it is
+// null.
+BLINK_FUNCTION constexpr void carve_hot_arrays(Carver& carver, Scheduler* scheduler,
+                                               uint32_t max_batch) {
+  Lane* lanes = carver.take<Lane>(max_batch);
+  StepRow* rows = carver.take<StepRow>(max_batch);
+  uint32_t* running = carver.take<uint32_t>(max_batch);
+  uint32_t* free_lanes = carver.take<uint32_t>(max_batch);
+  uint32_t* paused = carver.take<uint32_t>(max_batch);
+  if (scheduler == nullptr) return;
+  scheduler->lanes = lanes;
+  scheduler->rows = rows;
+  scheduler->running = running;
+  scheduler->free_lanes = free_lanes;
+  scheduler->paused = paused;
+}
+
+// Bytes of head and hot arrays.
+BLINK_FUNCTION constexpr uint64_t hot_state_bytes(uint32_t max_batch) {
+  Carver carver{nullptr, 0};
+  carver.take<Scheduler>(1);
+  carve_hot_arrays(carver, nullptr, max_batch);
+  return carver.offset_bytes;
+}
+
 // Points the arrays of `scheduler` into its allocation; returns the bytes of the whole.
 BLINK_FUNCTION constexpr uint64_t carve_scheduler(Scheduler* scheduler, uint32_t num_slots,
                                                   uint32_t max_batch, uint32_t num_kv_pages) {
   Carver carver{reinterpret_cast<unsigned char*>(scheduler), 0};
   carver.take<Scheduler>(1);
-  Lane* lanes = carver.take<Lane>(max_batch);
+  carve_hot_arrays(carver, scheduler, max_batch);
   SlotRecord* slots = carver.take<SlotRecord>(num_slots);
   blink_slot_request* requests = carver.take<blink_slot_request>(num_slots);
   uint64_t* seen_commands = carver.take<uint64_t>(num_slots);
   Event* events = carver.take<Event>(power_of_two_at_least(num_slots));
-  StepRow* rows = carver.take<StepRow>(max_batch);
   uint32_t* free_pages = carver.take<uint32_t>(num_kv_pages);
-  uint32_t* free_lanes = carver.take<uint32_t>(max_batch);
-  uint32_t* running = carver.take<uint32_t>(max_batch);
-  uint32_t* paused = carver.take<uint32_t>(max_batch);
   if (scheduler != nullptr) {
-    scheduler->lanes = lanes;
     scheduler->slots = slots;
     scheduler->requests = requests;
     scheduler->seen_commands = seen_commands;
     scheduler->events = events;
-    scheduler->rows = rows;
     scheduler->free_pages = free_pages;
-    scheduler->free_lanes = free_lanes;
-    scheduler->running = running;
-    scheduler->paused = paused;
   }
   return carver.offset_bytes;
 }
