@@ -28,7 +28,7 @@ class Progress:
         start = time.monotonic()
         self._step = f"{name:<8} {text}"
         if self._console is not None:
-            with self._console.status(self._step) as status:
+            with self._console.status(_literal(self._step)) as status:
                 self._status = status
                 try:
                     yield
@@ -42,19 +42,31 @@ class Progress:
     def update(self, text: str) -> None:
         """Say more about the step that runs; shown on terminals only."""
         if self._status is not None:
-            self._status.update(f"{self._step}: {text}")
+            self._status.update(_literal(f"{self._step}: {text}"))
 
     def note(self, text: str) -> None:
         """Say something that stays."""
         self._line(text)
 
     def _line(self, text: str) -> None:
-        if not self._quiet:
+        if self._quiet:
+            return
+        if self._console is not None:  # it moves a live line out of the way
+            self._console.print(text, markup=False)
+        else:
             print(text, file=self._out, flush=True)
+
+
+def _literal(text: str) -> Any:
+    """Return text that rich shows as it is, brackets included."""
+    from rich.text import Text
+
+    return Text(text)
 
 
 def _console(out: TextIO, live: bool | None) -> Any:
     """Return a rich console where a live line makes sense, else None."""
+    forced = bool(live)
     if live is None:
         live = out.isatty() and not os.environ.get("CI") and os.environ.get("TERM") != "dumb"
     if not live:
@@ -63,4 +75,4 @@ def _console(out: TextIO, live: bool | None) -> Any:
         from rich.console import Console
     except ImportError:
         return None
-    return Console(file=out, highlight=False)
+    return Console(file=out, highlight=False, soft_wrap=True, force_terminal=forced or None)
