@@ -58,20 +58,29 @@ class Client {
         std::string("POST ") + (is_chat ? "/v1/chat/completions" : "/v1/completions") +
         " HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: " +
         std::to_string(body.size()) + "\r\n\r\n" + body;
+    // 429: every slot is held or not yet emptied by the owner; a client tries again.
+    while (!exchange(request)) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    return check(is_chat ? "\"content\":\"" : "\"text\":\"", prompt, num_tokens);
+  }
+
+ private:
+  // Sends a request and reads its whole response. False: 429.
+  bool exchange(const std::string& request) {
     CHECK(::send(fd_, request.data(), request.size(), MSG_NOSIGNAL) ==
           static_cast<ssize_t>(request.size()));
     received_.clear();
-    while (received_.find("0\r\n\r\n") == std::string::npos ||
-           !received_.ends_with("\r\n0\r\n\r\n")) {
+    const auto is_error = [this] { return received_.size() > 12 && received_[9] != '2'; };
+    while (!received_.ends_with("\r\n0\r\n\r\n") && !(is_error() && received_.ends_with("}}"))) {
       char bytes[65536];
       const ssize_t count = ::recv(fd_, bytes, sizeof(bytes), 0);
       CHECK(count > 0);
       received_.append(bytes, static_cast<size_t>(count));
     }
-    return check(is_chat ? "\"content\":\"" : "\"text\":\"", prompt, num_tokens);
+    if (received_.starts_with("HTTP/1.1 429 ")) return false;
+    if (is_error()) testing::fail(__FILE__, __LINE__, received_);
+    return true;
   }
 
- private:
   uint32_t check(std::string_view key, const std::string& prompt, uint32_t num_tokens) {
     CHECK(received_.starts_with("HTTP/1.1 200 "));
     CHECK(received_.find("data: [DONE]") != std::string::npos);

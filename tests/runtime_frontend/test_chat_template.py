@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import json
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "runtime"))
-
-from blink_runtime.chat_template import ChatTemplate, ChatTemplateError  # noqa: E402
+from blink_runtime.chat_template import ChatTemplate, ChatTemplateError
 
 LLAMA_3 = (
     "{% set loop_messages = messages %}{% for message in loop_messages %}"

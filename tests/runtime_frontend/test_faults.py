@@ -12,7 +12,8 @@ from typing import Any
 
 import httpx
 import pytest
-from conftest import (
+
+from .fake_server import (
     EOS,
     NAN,
     STALL,
@@ -26,7 +27,7 @@ from conftest import (
     stop_owner,
     wait_for,
 )
-from test_http import connect, post, receive_all
+from .test_http import connect, post, receive_all
 
 
 @pytest.fixture(scope="module")

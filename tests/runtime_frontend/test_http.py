@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from conftest import Server, wait_for
+
+from .fake_server import Server, wait_for
 
 BODY = b'{"prompt": "hello", "max_tokens": 20}'
 

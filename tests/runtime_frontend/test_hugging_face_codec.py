@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 import random
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
-
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "runtime"))
 
 tokenizers = pytest.importorskip("tokenizers")
 

@@ -1,25 +1,32 @@
-"""Run the C++ tests of transport and front end, also those built with sanitizers."""
+"""Run the C++ tests of transport and front end under the sanitizers."""
 
 from __future__ import annotations
 
+import os
 import subprocess
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-PROGRAMS = [
-    "tests_transport/transport_conformance",
-    "tests_frontend/frontend_unit",
-    "tests_frontend/frontend_load",
-]
+from .native_build import build_program
+
+PROGRAMS = ["transport_conformance", "frontend_unit", "frontend_load"]
 
 
-@pytest.mark.parametrize("build", ["native", "sanitize", "tsan"])
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_program(build: str, program: str) -> None:
-    path = ROOT / "build" / build / program
-    if not path.exists():
-        pytest.skip(f"build/{build}/{program} is not built (cmake -DBLINK_TESTS=ON)")
-    done = subprocess.run([str(path)], capture_output=True, text=True, timeout=300)
+def test_program(program: str) -> None:
+    run_program(build_program(program))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_program_under_thread_sanitizer(program: str) -> None:
+    run_program(build_program(program, sanitize="thread"))
+
+
+def run_program(path: Path) -> None:
+    environment = {**os.environ, "TSAN_OPTIONS": "halt_on_error=1"}
+    done = subprocess.run([str(path)], capture_output=True, text=True, timeout=600, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr

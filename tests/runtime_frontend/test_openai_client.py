@@ -6,7 +6,8 @@ import asyncio
 from typing import Any
 
 import pytest
-from conftest import Server
+
+from .fake_server import Server
 
 openai = pytest.importorskip("openai")
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from conftest import VOCAB_SIZE, Server
+
+from .fake_server import VOCAB_SIZE, Server
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 

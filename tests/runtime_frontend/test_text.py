@@ -7,7 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from conftest import Server
+
+from .fake_server import Server
 
 
 def stream_events(server: Server, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
