@@ -329,10 +329,10 @@ def check_budget(memory: MemoryPlan, target: str, num_keys: int) -> None:
     sums = "\n".join(f"  {name:<9} {size / GIB:9.3f} GiB" for name, size, _ in rows)
     _, _, option = max(rows, key=lambda row: row[1])
     if memory.weight_bytes > memory.budget_bytes:
-        what, hint = (
-            "the model is too large",
-            "a smaller --dtype, or --memory-budget of a larger card",
-        )
+        what = "the model is too large"
+        hint = "use a smaller --dtype, or give a larger card's --memory-budget"
+        if target == "cpu":
+            hint = "if it will run on a larger machine, give that one's --memory-budget"
     else:
         what = "this plan does not fit"
         hint = f"lower {option}" if option else "lower the limits"
