@@ -65,7 +65,7 @@ void TokenReader::stop(std::chrono::milliseconds patience) {
   {
     const std::lock_guard lock(sleep_mutex_);
     stop_deadline_ = Clock::now() + patience;
-    is_stopping_.store(true, std::memory_order_relaxed);
+    is_stopping_.store(true, std::memory_order_release);  // pairs with run's acquire: the deadline
   }
   wake_.notify_one();
   thread_.join();
@@ -87,7 +87,7 @@ void TokenReader::run() {
   uint32_t interval_us = config_.min_poll_interval_us;
   while (true) {
     take_new();
-    const bool is_stopping = is_stopping_.load(std::memory_order_relaxed);
+    const bool is_stopping = is_stopping_.load(std::memory_order_acquire);
     const Clock::time_point now = Clock::now();
     if (now - last_housekeeping_ >= kHousekeepingInterval || is_stopping) housekeep(now);
     const bool has_progress = poll();

@@ -103,7 +103,7 @@ class TokenReader {
   std::mutex sleep_mutex_;
   std::condition_variable wake_;
   bool has_new_ = false;                  // under sleep_mutex_
-  std::atomic<bool> is_stopping_{false};  // relaxed: the join orders everything
+  std::atomic<bool> is_stopping_{false};  // release and acquire: with it comes the deadline
   Clock::time_point stop_deadline_;       // set before is_stopping_, under sleep_mutex_
   std::thread thread_;
 };
