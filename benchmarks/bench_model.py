@@ -11,7 +11,6 @@ import ctypes
 import json
 import os
 import statistics
-import struct
 import sys
 import time
 from pathlib import Path
@@ -20,14 +19,17 @@ from typing import TYPE_CHECKING, Any
 sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "runtime")]
 
 import numpy as np
-from blink_runtime.cuda_driver import Context, Event, MappedBuffer
+from blink_runtime.cuda_driver import Context, Event, MappedBuffer, compile_cuda
 from blink_runtime.cuda_driver import launch as cuda_driver_launch
+from blink_runtime.cuda_kernels import choose_gemv as chosen_by_size
 from blink_runtime.cuda_target import CudaFiles, CudaTarget, fill_random
+from blink_runtime.manual_step import read_logits, read_sampled, run_step, write_pages, write_step
 
 from blinkc import abi
 from blink_runtime.ring_memory import RingMemory
 from blinkc.capture.grid import GraphKey
 from blinkc.capture.plan import CapturePlan, plan_from_json
+from blinkc.resources import include_folder
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -55,11 +57,22 @@ def load_plan(folder: Path, keys: Sequence[GraphKey] | None = None) -> CapturePl
     return plan
 
 
+def compile_kernels(folder: Path) -> None:
+    """Compile kernels.cu unless that has been done."""
+    cubin = folder / "kernels.cubin"
+    if not cubin.exists():
+        source = (folder / "kernels.cu").read_text()
+        cubin.write_bytes(
+            compile_cuda(source, "kernels.cu", architecture="sm_90a", include=[include_folder()])
+        )
+
+
 def load(folder: Path, placement: str, ring: MappedBuffer | None = None,
          keys: Sequence[GraphKey] | None = None, context: Context | None = None) -> CudaTarget:
     """Load the model with random weights."""
     inline = np.load(folder / "inline.npz")
     algorithms = folder / "algorithms.json"
+    compile_kernels(folder)
     files = CudaFiles(
         kernels=(folder / "kernels.cubin").read_bytes(),
         scheduler=(folder / "scheduler.cubin").read_bytes(),
@@ -83,68 +96,6 @@ def load(folder: Path, placement: str, ring: MappedBuffer | None = None,
         ring_bytes=ring.num_bytes if ring else 0, fill_weights=fill, placement=placement, context=context,
         progress=print,
     )
-
-
-def write_step(target: CudaTarget, key: GraphKey, rows: Sequence[tuple[Sequence[int], int]], launch: int) -> None:
-    """Fill the step buffers: each row is (new token ids, tokens already in the cache); lane = row."""
-    plan, step = target.plan, target.step
-    tokens: list[int] = []
-    positions: list[int] = []
-    token_row: list[int] = []
-    starts, kv_len, sample = [0], [], []
-    for row, (ids, done) in enumerate(rows):
-        tokens += ids
-        positions += range(done, done + len(ids))
-        token_row += [row] * len(ids)
-        starts.append(len(tokens))
-        kv_len.append(done + len(ids))
-        sample.append(len(tokens) - 1)
-    count, real = len(tokens), len(rows)
-    total = key.seqlen if key.kind == "prefill" else key.batch
-    pad_rows, pad_tokens = key.batch - real, total - count
-
-    def ints(values: Sequence[int]) -> bytes:
-        return np.asarray(values, np.int32).tobytes()
-
-    step.write("input_ids", ints(tokens + [0] * pad_tokens))
-    step.write("positions", ints(positions + [0] * pad_tokens))
-    step.write("token_row", ints(token_row + [-1] * pad_tokens))
-    step.write("row_query_start", ints(starts + [count] * pad_rows))
-    step.write("row_kv_len", ints(kv_len + [0] * pad_rows))
-    step.write("row_lane", ints(list(range(real)) + [plan.max_batch] * pad_rows))
-    step.write("sample_token", ints(sample + [0] * pad_rows))
-    params = b"".join(
-        struct.pack("QIIfffIII6I", 1, 0, int(row < real), 0.0, 1.0, 0.0, 0, 0, 0, *[0] * 6)
-        for row in range(key.batch)
-    )
-    step.write("sampling", params)
-    step.write("state", struct.pack("QQII", 0, launch, count, real))
-
-
-def write_pages(target: CudaTarget, lanes: int, pages_each: int) -> None:
-    """Give each of `lanes` lanes pages of its own, scattered."""
-    plan = target.plan
-    table = np.zeros((plan.max_batch + 1, plan.max_pages_per_lane), np.int32)
-    order = np.random.default_rng(0).permutation(plan.num_kv_pages)[: lanes * pages_each] + 1
-    table[:lanes, :pages_each] = order.reshape(lanes, pages_each)
-    target.step.write("page_table", table.tobytes())
-
-
-def read_logits(target: CudaTarget, rows: int) -> np.ndarray:
-    """Read the logits that the step sampled from, as float32."""
-    place = next(s for s in target.launches["steps"] if s["op"] == "sample")
-    vocab, dtype = target.launches["vocab_size"], place["dtype"]
-    width = 4 if dtype == "fp32" else 2
-    from blink_runtime.cuda_driver import check, driver
-
-    data = ctypes.create_string_buffer(rows * vocab * width)
-    check(driver().cuMemcpyDtoH(ctypes.addressof(data), target.addresses.arena + place["logits"][1], len(data) - 1), "logits")
-    raw = data.raw[: rows * vocab * width]
-    if dtype == "fp32":
-        return np.frombuffer(raw, np.float32).reshape(rows, vocab)
-    if dtype == "fp16":
-        return np.frombuffer(raw, np.float16).astype(np.float32).reshape(rows, vocab)
-    return (np.frombuffer(raw, np.uint16).astype(np.uint32) << 16).view(np.float32).reshape(rows, vocab)
 
 
 def check_model(folder: Path) -> None:
@@ -193,12 +144,8 @@ def check_model(folder: Path) -> None:
     write_pages(target, 4, 64)
 
     def run(key: GraphKey, rows: list[tuple[list[int], int]]) -> tuple[np.ndarray, list[int]]:
-        write_step(target, key, rows, 7)
-        target.execs[keys.index(key)].launch(target.stream)
-        target.stream.synchronize()
-        ids = np.frombuffer(target.step.read("sampled_ids", 4 * len(rows)), np.int32).tolist()
-        assert struct.unpack("Q", target.step.read("state", 8))[0] == 7
-        return read_logits(target, len(rows)), ids
+        run_step(target, keys.index(key), rows, 7)
+        return read_logits(target, len(rows)), read_sampled(target, len(rows))
 
     def compare(label: str, got: np.ndarray, ids: list[int], sequences: list[list[int]]) -> None:
         for row, sequence in enumerate(sequences):
@@ -235,7 +182,6 @@ def check_model(folder: Path) -> None:
     second, _ = run(keys[3], [([9], 0), ([77], 0), ([5], 0), ([3], 0)])
     report("rows independent", same=bool((first[0] == second[2]).all() and (first[1] == second[0]).all()))
     assert not failures, failures
-    del model, half
     torch.cuda.empty_cache()
     target.close()
 
@@ -306,13 +252,13 @@ def override(settings: str) -> None:
             cuda_steps.launch = lambda item, stream: plain(replace(item, early=value == "1"), stream)
         elif name == "gemv":
             chosen = next(g for g in GEMV_INSTANCES if g.name == value)
-            cuda_steps.choose_gemv = lambda m, k: chosen
+            cuda_kernels.choose_gemv = lambda *sizes: chosen
         elif name == "stream":
             cuda_steps.MAX_STREAM_ROWS = int(value)
         elif name == "reset":
             cuda_steps.launch = cuda_driver_launch
-            cuda_steps.choose_gemv = cuda_kernels.choose_gemv
-            cuda_steps.MAX_STREAM_ROWS = 8
+            cuda_kernels.choose_gemv = chosen_by_size
+            cuda_steps.MAX_STREAM_ROWS = 16
     print("variant:", settings, flush=True)
 
 
@@ -323,7 +269,7 @@ def profile(folder: Path, key: GraphKey, length: int) -> None:
     from blink_runtime.cuda_driver import Capture, GraphExec, launch
 
     target = load(folder, "none", keys=(key,))
-    write_pages(target, key.batch, 16)
+    write_pages(target, key.batch, min(target.plan.max_pages_per_lane, target.plan.num_kv_pages // key.batch))
     rows = [([1], length - 1)] * key.batch if key.kind == "decode" else [([1] * length, 0)] * key.batch
     write_step(target, key, rows, 1)
     groups: dict[str, list[dict[str, Any]]] = defaultdict(list)
@@ -383,7 +329,9 @@ def main() -> None:
     folder = Path(sys.argv[1])
     for part in sys.argv[2:]:
         name, _, value = part.partition("=")
-        if name == "check":
+        if name == "compile":
+            compile_kernels(folder)
+        elif name == "check":
             check_model(folder)
         elif name == "replay":
             cases = [c.split(":") for c in value.split(",")]

@@ -220,7 +220,7 @@ class Function:
     def __init__(self, handle: Any, name: str) -> None:
         self.handle = handle
         self.name = name
-        self._shared_limit = 48 * 1024
+        self._shared_limit = 32 * 1024  # with the static part a kernel has 48 KiB without asking
 
     def allow_shared(self, num_bytes: int) -> None:
         """Raise the limit of dynamic shared memory to `num_bytes` where it is lower."""

@@ -98,30 +98,40 @@ def _ceil_div(a: int, b: int) -> int:
     return -(-a // b)
 
 
-def split_tokens(
-    shape: AttentionShape, batch: int, seqlen: int, num_multiprocessors: int
-) -> tuple[int, int]:
-    """Return (tokens a split takes, number of splits) of decode attention for a key.
+def num_splits(shape: AttentionShape, batch: int, seqlen: int, num_multiprocessors: int) -> int:
+    """Return over how many blocks decode attention shares a row's KV heads out, for a key.
 
-    Enough blocks for four on each multiprocessor, but at least `MIN_SPLIT_TOKENS` for each, and at most
-    `MAX_SPLITS`.
+    All blocks of the launch are to run at once, two on each multiprocessor.
     """
     reach = seqlen if shape.window <= 0 else min(seqlen, shape.window + 16)
-    round_tokens = DECODE_ATTENTION_WARPS * 16
-    wanted = max(1, 4 * num_multiprocessors // (batch * shape.num_kv_heads))
-    tokens = _ceil_div(reach, min(wanted, MAX_SPLITS))
-    tokens = max(MIN_SPLIT_TOKENS, _ceil_div(tokens, round_tokens) * round_tokens)
-    return tokens, _ceil_div(reach, tokens)
+    wanted = max(1, 2 * num_multiprocessors // (batch * shape.num_kv_heads))
+    return min(wanted, MAX_SPLITS, _ceil_div(reach, MIN_SPLIT_TOKENS))
 
 
-def choose_gemv(m: int, k: int) -> GemvInstance:
-    """Return the instance for `m` rows: the first that takes them, with the activations in shared
-    memory only while they are small."""
-    for instance in GEMV_INSTANCES:
-        fits = not instance.input_shared or m * (k + 32) * 2 <= _INPUT_SHARED_BYTES
-        if m <= instance.max_rows and fits:
-            return instance
-    raise InternalError(f"no streaming product takes {m} rows")
+def choose_gemv(m: int, n: int, k: int, num_multiprocessors: int) -> GemvInstance:
+    """Return the instance for `m` rows.
+
+    Activations stay in shared memory while they are small. Else each item of work reads them anew, so that
+    tall items are better, unless they share out `n` unevenly over the multiprocessors.
+    """
+    able = [
+        g
+        for g in GEMV_INSTANCES
+        if m <= g.max_rows
+        and (not g.input_shared or m * (k + 32) * 2 <= _INPUT_SHARED_BYTES)
+    ]
+    if not able:
+        raise InternalError(f"no streaming product takes {m} rows")
+    if able[0].input_shared:
+        return able[0]
+    fewest_rows = min(g.row_tiles for g in able)
+
+    def cost(g: GemvInstance) -> float:
+        rows = 8 * g.tiles
+        turns = _ceil_div(_ceil_div(n, rows), num_multiprocessors)
+        return turns * rows * (1.0 + 0.12 * g.row_tiles / g.tiles)
+
+    return min((g for g in able if g.row_tiles == fewest_rows), key=cost)
 
 
 class CudaKernels:
@@ -156,7 +166,7 @@ class CudaKernels:
         instance: GemvInstance | None = None,
     ) -> Launch:
         """Return the product of 1..16 rows; `instance` overrides the choice made by size."""
-        instance = instance or choose_gemv(m, k)
+        instance = instance or choose_gemv(m, n, k, self._num_multiprocessors)
         shared = self._shared_bytes(instance.name)
         if instance.input_shared:
             shared += m * (k + 32) * 2
@@ -179,7 +189,7 @@ class CudaKernels:
 
     def decode_partial_bytes(self, shape: AttentionShape, batch: int, seqlen: int) -> int:
         """Return the bytes of split results that decode attention wants for a key."""
-        splits = split_tokens(shape, batch, seqlen, self._num_multiprocessors)[1]
+        splits = num_splits(shape, batch, seqlen, self._num_multiprocessors)
         return batch * shape.num_q_heads * splits * (shape.head_dim + 2) * 4 if splits > 1 else 0
 
     def decode_attention(
@@ -198,7 +208,7 @@ class CudaKernels:
         seqlen: int,
     ) -> list[Launch]:
         """Return attention (and KV append) of one token a row."""
-        tokens, splits = split_tokens(shape, batch, seqlen, self._num_multiprocessors)
+        splits = num_splits(shape, batch, seqlen, self._num_multiprocessors)
         name = shape.decode_kernel
         pointers = (
             q,
@@ -218,7 +228,7 @@ class CudaKernels:
             shape.group,
             step.max_pages_per_lane,
             step.page_shift,
-            tokens,
+            MIN_SPLIT_TOKENS,
             shape.window,
         )
         return [

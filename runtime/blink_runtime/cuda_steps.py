@@ -18,7 +18,6 @@ from blink_runtime.cuda_kernels import (
     AttentionShape,
     CudaKernels,
     ExpertsShape,
-    choose_gemv,
 )
 
 if TYPE_CHECKING:
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
     from blink_runtime.cuda_kernels import StepAddresses
 
 LAUNCH_LIST_FORMAT = 1
-MAX_STREAM_ROWS = 8  # above it cuBLASLt was faster (H200, Llama-3-8B's sizes)
+MAX_STREAM_ROWS = 16  # what gemv.cuh takes
 _ALIGNMENT_BYTES = 256
 _ENOUGH_BLOCKS = 1056  # of a row kernel: 8 on each of 132 multiprocessors
 
@@ -161,7 +160,7 @@ class CudaSteps:
         x, weight, bias, out = (self._address(entry[name]) for name in ("x", "weight", "bias", "out"))
         if self._streams(entry, m):
             n, k = entry["n"], entry["k"]
-            launch(self._kernels.gemv(x, weight, bias, out, m, n, k, choose_gemv(m, k)), stream)
+            launch(self._kernels.gemv(x, weight, bias, out, m, n, k), stream)
         else:
             self._products.product(_product_shape(entry, m), x, weight, bias, out, stream)
 

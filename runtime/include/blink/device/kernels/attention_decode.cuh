@@ -1,6 +1,6 @@
 /* Attention of one new token a row over its pages: the KV range is split over blocks, the group of query
  * heads that share a KV head is one operand of the tensor core, and the block that owns the new position
- * appends it. The split is fixed by the graph key, so equal keys give equal bits.
+ * appends it. The split follows from graph key and length alone, so equal keys give equal bits.
  *
  * A lane copies the words of keys and values that it will itself feed to the tensor core into its own places in
  * shared memory, several chunks of 16 tokens ahead; no barrier is needed. The order of the head size inside
@@ -30,7 +30,7 @@ struct DecodeAttention {
   int32_t group;             // query heads a KV head
   int32_t max_pages_per_lane;
   int32_t page_shift;        // log2 of page_size, at least 4
-  int32_t split_tokens;      // a multiple of 16
+  int32_t min_split_tokens;  // a multiple of 64
   int32_t window;            // 0: all
   float scale;
   float softcap;             // 0: off
@@ -214,8 +214,11 @@ __device__ __forceinline__ void decode_attention(const DecodeAttention& a) {
   const int kv_len = a.row_kv_len[row], last = kv_len - 1;
   const int first_key = a.window > 0 ? max(0, kv_len - a.window) : 0;
   const int origin = first_key & ~15;
-  const int begin = origin + split * a.split_tokens;
-  const int end = min(begin + a.split_tokens, kv_len);
+  // A row shares its own length out evenly: the same length at the same key gives the same split.
+  const int even = (kv_len - origin + static_cast<int>(gridDim.x) - 1) / static_cast<int>(gridDim.x);
+  const int split_tokens = max(a.min_split_tokens, (even + 63) & ~63);
+  const int begin = origin + split * split_tokens;
+  const int end = min(begin + split_tokens, kv_len);
   const int64_t new_row = static_cast<int64_t>(row * a.num_kv_heads + head) * kDim;
   T* out = static_cast<T*>(a.out) + new_row * a.group;
   if (kv_len == 0) {  // padding: zeros, so that nothing downstream depends on stale memory
@@ -228,7 +231,7 @@ __device__ __forceinline__ void decode_attention(const DecodeAttention& a) {
     wait_for_previous();
     return;
   }
-  const int splits_used = (kv_len - origin + a.split_tokens - 1) / a.split_tokens;
+  const int splits_used = (kv_len - origin + split_tokens - 1) / split_tokens;
   const int32_t* pages = a.page_table + static_cast<int64_t>(a.row_lane[row]) * a.max_pages_per_lane;
   const int page_mask = (1 << a.page_shift) - 1;
   const int64_t to_values = (static_cast<int64_t>(a.num_kv_heads) << a.page_shift) * kDim;
