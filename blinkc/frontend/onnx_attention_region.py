@@ -42,6 +42,7 @@ class _Scores:
 class _CacheJoin:
     """Where past and new keys (or values) meet."""
 
+    seen: str  # what attention reads
     past: str
     new: str
     axis: int
@@ -76,7 +77,7 @@ def match_attention_regions(
 def scalar_value(name: str, probes: Sequence[Probe]) -> float | None:
     """Return the number that `name` is everywhere and at every size, or None."""
     found: set[float] = set()
-    for probe in probes[:2]:
+    for probe in probes:
         value = probe.value(name)
         if value is None or value.size == 0 or value.dtype == bool:
             return None
@@ -110,6 +111,8 @@ def _match_softmax(
             "cached values"
         )
     product, value_join = output
+    _check_all_tokens(model, scores.product, scores.product.input[key_index], probes)
+    _check_all_tokens(model, product, value_join.seen, probes)
     query, factor = _absorb_scalars(model, scores.product.input[1 - key_index], probes)
     softcap = scores.softcap
     match = AttentionMatch(
@@ -156,6 +159,8 @@ def _match_attention_op(
                 f"{where}: its keys and values do not come from KV cache inputs",
                 hint="cross attention and attention without a cache are not supported",
             )
+        for name in inputs[1:3]:
+            _check_all_tokens(model, node, name, probes)
         past = (joins[0].past, joins[1].past)
         key, value = (_joined_heads(model, join, probes) for join in joins if join is not None)
     left = int(attributes.get("left_window_size", -1))
@@ -285,7 +290,7 @@ def _walk_to_output(
 
 def find_cache_join(model: OnnxModel, name: str, probes: Sequence[Probe]) -> _CacheJoin | None:
     """Walk back over views and scalings to the concatenation of a past input with new data."""
-    factor = 1.0
+    factor, seen = 1.0, name
     unknown = probes[0].unknown_data
     for _ in range(64):
         node = model.producer.get(name)
@@ -294,8 +299,10 @@ def find_cache_join(model: OnnxModel, name: str, probes: Sequence[Probe]) -> _Ca
         data = [i for i in node.input if i in unknown]
         if node.op_type == "Concat" and len(data) == 2:
             past = _past_behind(model, data[0])
+            if not past:
+                return None
             axis = int(str(attribute_values(node)["axis"]))
-            return (past and _CacheJoin(past=past, new=data[1], axis=axis, factor=factor)) or None
+            return _CacheJoin(seen=seen, past=past, new=data[1], axis=axis, factor=factor)
         if not data or len(set(data)) != 1:
             return None
         if node.op_type in ("Mul", "Div"):
@@ -308,6 +315,19 @@ def find_cache_join(model: OnnxModel, name: str, probes: Sequence[Probe]) -> _Ca
             return None
         name = data[0]
     return None
+
+
+def _check_all_tokens(
+    model: OnnxModel, node: onnx.NodeProto, name: str, probes: Sequence[Probe]
+) -> None:
+    """Refuse caches cut to a window on the way: at small sizes that would not show."""
+    for probe in probes:
+        if probe.total not in probe.shapes.get(name, ()):
+            raise BlinkError(
+                f"{model.path}: {describe_node(node)} reads '{name}', which does not hold all "
+                f"{probe.total} tokens",
+                hint="export with a cache that keeps every token",
+            )
 
 
 def _past_behind(model: OnnxModel, name: str) -> str:

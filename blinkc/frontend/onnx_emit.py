@@ -294,9 +294,7 @@ class DecoderEmitter:
                 self._take_input(name, user)
                 continue
             needed.add(name)
-            skipped = _FOLDED_INPUTS.get(node.op_type, ())
-            if node.op_type.startswith("Reduce"):
-                skipped = (1,)
+            skipped = _folded_inputs(node)
             stack.extend((n, node) for i, n in enumerate(node.input) if i not in skipped)
         return needed
 
@@ -324,13 +322,22 @@ class DecoderEmitter:
         return tensor
 
     def _check_tokens(self, node: onnx.NodeProto, name: str) -> None:
-        """Refuse data that lost its token axis: some op mixed tokens."""
-        if name in self.meaning.probes[0].unknown_data and self.meaning.token_axis(name) is None:
+        """Refuse what lost its token axis: some op mixed tokens."""
+        if self.meaning.token_axis(name) is not None:
+            return
+        skipped = _folded_inputs(node)
+        read = [n for i, n in enumerate(node.input) if n and i not in skipped]
+        has_tokens = any(self.meaning.token_axis(n) is not None for n in read)
+        if has_tokens or name in self.meaning.probes[0].unknown_data:
             raise self.fail(
                 node,
                 "it mixes tokens",
                 "outside of attention a decoder may only work token by token",
             )
+
+
+def _folded_inputs(node: onnx.NodeProto) -> tuple[int, ...]:
+    return (1,) if node.op_type.startswith("Reduce") else _FOLDED_INPUTS.get(node.op_type, ())
 
 
 def _key(node: onnx.NodeProto) -> tuple[str, str]:

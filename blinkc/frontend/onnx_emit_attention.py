@@ -20,11 +20,13 @@ def emit_attention(emitter: DecoderEmitter, layer: int, match: AttentionMatch) -
     """Write the layer and return its result in the packed shape of the tensor it replaces."""
     writer = emitter.writer
     head_dims = {match.query.head_dim, match.key.head_dim, match.value.head_dim}
-    if len(head_dims) != 1 or match.query.heads % match.key.heads:
+    is_uneven = match.query.heads % match.key.heads or match.value.heads != match.key.heads
+    if len(head_dims) != 1 or is_uneven:
         raise BlinkError(
             f"{emitter.model.path}: {describe_node(match.node)} has {match.query.heads} query "
             "heads, "
-            f"{match.key.heads} key heads and head sizes {sorted(head_dims)}",
+            f"{match.key.heads} key heads, {match.value.heads} value heads and head sizes "
+            f"{sorted(head_dims)}",
             hint="query heads must be a multiple of key heads, all of one size",
         )
     sources = (match.query, match.key, match.value)
@@ -62,13 +64,20 @@ def emit_attention(emitter: DecoderEmitter, layer: int, match: AttentionMatch) -
         window=int(match.window),
         softcap=float(match.softcap),
     )[0]
+    result_type = emitter.mapped_type(match.output.name)
+    if result_type != writer.float_type:
+        output = writer.cast(output, result_type)
     return writer.reshape(output, emitter.meaning.packed_shape(match.output.name))
 
 
 def _heads(emitter: DecoderEmitter, source: HeadsSource) -> gs.Tensor:
     """Return `[T, heads, head_dim]`; tokens are on axis 0 already."""
     writer = emitter.writer
-    tensor = emitter.operand(source.name)
+    tensor = emitter.narrow_operand(source.name)
+    is_foreign = emitter.meaning.element_type(source.name) != writer.model_type
+    if is_foreign and emitter.mapped_type(source.name) != writer.float_type:
+        # The file computes attention in another type than the rest, such as fp32 in an fp16 model.
+        tensor = writer.cast(tensor, writer.float_type)
     rank = len(emitter.meaning.shape(source.name))
     if source.columns is not None:
         start, stop = (writer.ints(edge) for edge in source.columns)

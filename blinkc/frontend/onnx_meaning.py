@@ -118,8 +118,13 @@ class MeaningOf:
         if self._is_positions(known):
             return Meaning(kind="positions")
         uniform = np.unique(np.concatenate([value.ravel() for value in known]))
-        if len(uniform) == 1 and self._only_broadcast(name):
-            shape = (1,) * known[0].ndim
+        if (
+            len(uniform) == 1
+            and len({value.ndim for value in known}) == 1
+            and self._only_broadcast(name)
+        ):
+            axes = zip(*(value.shape for value in known), strict=True)
+            shape = tuple(dims[0] if len(set(dims)) == 1 else 1 for dims in axes)
             return Meaning(kind="constant", value=np.full(shape, uniform[0], dtype=known[0].dtype))
         table = self._table(name, known)
         return Meaning(kind="computed") if table is None else Meaning(kind="constant", value=table)

@@ -127,7 +127,7 @@ class Probe:
                 f"{self.model.path}: {describe_node(node)} does not fit its inputs with "
                 f"{self.seq} new "
                 f"and {self.past} past tokens: {error}",
-                hint="export with dynamic batch, sequence and past lengths",
+                hint="onnxruntime must load the file; batch, sequence and past must be dynamic",
             ) from error
         for name, proto in inferred.items():
             tensor_type = proto.tensor_type

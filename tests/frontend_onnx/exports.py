@@ -148,10 +148,12 @@ def export_model(
     attention: str = "sdpa",
     opset: int = 18,
     takes_positions: bool = True,
+    is_half: bool = False,
 ) -> Path:
     """Export `kind` with dynamic batch, sequence and past lengths."""
     config = config_of(kind)
-    model = WithPast(random_model(kind, attention), takes_positions)
+    dtype = torch.float16 if is_half else torch.float32
+    model = WithPast(random_model(kind, attention).to(dtype), takes_positions)
     heads = getattr(config, "num_key_value_heads", config.num_attention_heads)
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     batch, seq, past_length, layers = 2, 3, 5, config.num_hidden_layers
@@ -168,7 +170,7 @@ def export_model(
     outputs = ["logits"]
     for index in range(layers):
         for what in ("key", "value"):
-            args.append(torch.randn(batch, heads, past_length, head_dim))
+            args.append(torch.randn(batch, heads, past_length, head_dim, dtype=dtype))
             names.append(f"past_key_values.{index}.{what}")
             axes.append({0: "batch", 2: "past"})
             outputs.append(f"present.{index}.{what}")

@@ -44,6 +44,16 @@ def test_fp32_export(tmp_path: Path, kind: str, dtype: str) -> None:
     assert_close_logits(graph, path, VOCAB, 20)
 
 
+@pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16"])
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_fp16_export(tmp_path: Path, attention: str, dtype: str) -> None:
+    """The exporter leaves attention's result in fp32 with sdpa: types must still agree."""
+    path = tmp_path / "model.onnx"
+    export_model(path, "llama", dynamo=False, attention=attention, is_half=True)
+    graph = decoder_graph_from_onnx(path, dtype=dtype, max_seqlen=128)
+    assert_close_logits(graph, path, VOCAB, 20)
+
+
 def test_angles_of_late_positions_stay_exact(tmp_path: Path) -> None:
     """bf16 cannot tell position 257 from 256: angles must be computed in fp32."""
     path = export_model(tmp_path / "model.onnx", "llama", dynamo=False)
