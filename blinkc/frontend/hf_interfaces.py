@@ -224,7 +224,10 @@ def run_experts(
     }
     for what, is_so in odd.items():
         if is_so:
-            raise BlinkError(f"{where} has {what}, which blink::MoeExperts cannot carry")
+            raise BlinkError(
+                f"{where} has {what}, which blink::MoeExperts cannot carry",
+                hint="experts must be plain gate, up and down projections without biases",
+            )
     activation = _ACTIVATIONS.get(type(module.act_fn).__name__)
     if activation is None:
         raise BlinkError(

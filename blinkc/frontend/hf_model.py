@@ -47,7 +47,7 @@ def hollow_model(config: Any, *, dtype: str, max_seqlen: int) -> HollowModel:
             model = AutoModelForCausalLM.from_config(
                 config, dtype=TORCH_DTYPES[dtype], attn_implementation=IMPLEMENTATION
             )
-    except (ValueError, KeyError) as error:
+    except (ValueError, KeyError, AttributeError, TypeError, ImportError) as error:
         raise BlinkError(
             f"transformers cannot build a causal language model of type "
             f"`{getattr(config, 'model_type', '?')}` with attention of ours: {error}",

@@ -158,6 +158,8 @@ def _rule_cast_like(context: NodeContext, inputs: Operands) -> list[Operand]:
     operand, dtype = _required(context, inputs, 0), _required(context, inputs, 1).dtype
     if dtype == operand.dtype:
         return [operand]
+    if operand.value is not None and operand.value.dtype != object:
+        return [Operand(shape=operand.shape, dtype=dtype, value=operand.value.astype(dtype))]
     to = onnx.helper.np_dtype_to_tensor_dtype(dtype)
     return [elementwise(context, "Cast", [operand], dtype, to=to)]
 
@@ -272,6 +274,22 @@ def _rule_expand(context: NodeContext, inputs: Operands) -> list[Operand]:
     )
     made = context.built.emit("Expand", [tensor, sizes], {}, [(out, operand.dtype)])[0]
     return [_finished(context, made, shape, operand.dtype)]
+
+
+def _rule_constant_of_shape(context: NodeContext, inputs: Operands) -> list[Operand]:
+    target = _required(context, inputs, 0).value
+    if target is None:
+        raise context.fail("the shape depends on data")
+    shape = tuple(dim if isinstance(dim, str) else int(dim) for dim in target.reshape(-1))
+    check_rows(shape, context.where)
+    fill = context.attributes.get("value")
+    number = np.zeros(1, np.float32) if fill is None else onnx.numpy_helper.to_array(fill)
+    inner = tuple(int(dim) for dim in squeezed(shape)[1:])
+    content = np.full(inner, number.reshape(-1)[0], dtype=number.dtype)
+    if len(shape) == 1 or number.dtype == np.bool_:
+        raise context.fail("it fills a tensor no segment may hold")
+    tensor = context.built.filled_rows(str(shape[0]), content)
+    return [_finished(context, tensor, shape, number.dtype)]
 
 
 def _rule_transpose(context: NodeContext, inputs: Operands) -> list[Operand]:
@@ -493,7 +511,7 @@ def _rule_by_axis(num_outputs: int = 1) -> Rule:
     """Emit an op whose inputs share their shape and which works along one inner axis."""
 
     def rule(context: NodeContext, inputs: Operands) -> list[Operand]:
-        operands = [operand for operand in inputs if operand is not None]
+        operands = _with_rows(context, [o for o in inputs if o is not None])
         first = operands[0]
         axis = _axis(context, first.shape, 0)
         kept = kept_axes(first.shape, axis, *_wider_axes(operands))
@@ -507,6 +525,23 @@ def _rule_by_axis(num_outputs: int = 1) -> Rule:
         return [_finished(context, tensor, shape, first.dtype) for tensor in made]
 
     return rule
+
+
+def _with_rows(context: NodeContext, operands: list[Operand]) -> list[Operand]:
+    """Give rows to the constants among operands that must have the same axes."""
+    rows = next((operand.shape[0] for operand in operands if operand.has_rows), None)
+    if rows is None:
+        return operands
+    spread = []
+    for operand in operands:
+        known = operand.value
+        if not operand.has_rows and known is not None and operand.shape[:1] == (1,):
+            shape = (rows, *operand.shape[1:])
+            inner = tuple(int(dim) for dim in squeezed(shape)[1:])
+            tensor = context.built.filled_rows(str(rows), known.reshape(inner))
+            operand = _finished(context, tensor, shape, operand.dtype)
+        spread.append(operand)
+    return spread
 
 
 def _wider_axes(operands: Sequence[Operand]) -> list[int]:
@@ -705,6 +740,7 @@ RULES: dict[tuple[str, str], Rule] = {
     ("", "Unsqueeze"): _rule_unsqueeze,
     ("", "Flatten"): _rule_flatten,
     ("", "Expand"): _rule_expand,
+    ("", "ConstantOfShape"): _rule_constant_of_shape,
     ("", "Transpose"): _rule_transpose,
     ("", "Softmax"): _rule_softmax,
     ("", "LogSoftmax"): _rule_softmax,

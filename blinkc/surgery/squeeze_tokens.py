@@ -47,7 +47,6 @@ def squeeze_tokens(decoder: DecoderGraph) -> SqueezedDecoder:
         BlinkError: a node mixes tokens, or its op has no rule; the message names it.
     """
     proto = decoder.model.graph
-    built = TokenGraph()
     operands: dict[str, Operand] = {}
     inputs: dict[str, gs.Variable] = {}
     weights: dict[str, gs.Variable] = {}
@@ -62,6 +61,7 @@ def squeeze_tokens(decoder: DecoderGraph) -> SqueezedDecoder:
             weights[value.name] = gs.Variable(value.name, dtype=dtype, shape=shape)
             tensor = weights[value.name]
         operands[value.name] = Operand(shape=shape, dtype=dtype, tensor=tensor)
+    built = TokenGraph({TOKENS: inputs["positions"], SAMPLES: inputs["rows"]})
     for initializer in proto.initializer:
         operands[initializer.name] = _known(onnx.numpy_helper.to_array(initializer))
     for node in proto.node:

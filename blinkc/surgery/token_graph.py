@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import onnx
 import onnx_graphsurgeon as gs
 
 from blinkc.errors import BlinkError
@@ -67,7 +68,8 @@ def check_rows(shape: Shape, where: str) -> None:
 class TokenGraph:
     """Builds the squeezed graph node by node."""
 
-    def __init__(self) -> None:
+    def __init__(self, row_inputs: Mapping[str, gs.Tensor]) -> None:
+        self._row_inputs = row_inputs  # a 1-D int64 input for each row symbol
         self.nodes: list[gs.Node] = []
         self._constants: dict[tuple[Any, ...], gs.Constant] = {}
         self._made: dict[tuple[Any, ...], tuple[gs.Variable, ...]] = {}
@@ -121,6 +123,19 @@ class TokenGraph:
         assert counted == math.prod(dim for dim in shape if not isinstance(dim, str))
         inputs = [tensor, self.constant(np.array(target, dtype=np.int64))]
         return self.emit("Reshape", inputs, {}, [(shape, tensor.dtype)])[0]
+
+    def filled_rows(self, rows: str, value: np.ndarray) -> gs.Tensor:
+        """Give every row the same content `[*inner]`: zero times an input, plus the content."""
+        source = self._row_inputs[rows]
+        int64, width = np.dtype(np.int64), (1,) * max(value.ndim, 1)
+        zero = self.constant(np.array(0, dtype=np.int64))
+        zeros = self.emit("Mul", [source, zero], {}, [((rows,), int64)])[0]
+        column = self.view(zeros, (rows, *width))
+        if value.dtype != int64:
+            to = {"to": onnx.helper.np_dtype_to_tensor_dtype(value.dtype)}
+            column = self.emit("Cast", [column], to, [((rows, *width), value.dtype)])[0]
+        shape = (rows, *(value.shape or (1,)))
+        return self.emit("Add", [column, self.constant(value)], {}, [(shape, value.dtype)])[0]
 
     def tensor_of(self, operand: Operand) -> gs.Tensor:
         """Return the tensor of an operand, as a constant where only its value is known."""

@@ -119,6 +119,14 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "arcee": ("arcee", {"head_dim": 8}),
     "apertus": ("apertus", {}),
     "hunyuan": ("hunyuan_v1_dense", {"head_dim": 8}),
+    "glm4-moe": (
+        "glm4_moe",
+        {"head_dim": 8, "n_routed_experts": 8, "first_k_dense_replace": 1, "n_group": 2}
+        | {"moe_intermediate_size": 16, "topk_group": 1, "num_experts_per_tok": 2},
+    ),
+    "granite-moe": ("granitemoe", {"num_local_experts": 4, "num_experts_per_tok": 2}),
+    "gptj": ("gptj", {"n_embd": 32, "n_layer": 3, "n_head": 4, "rotary_dim": 4}),
+    "codegen": ("codegen", {"n_embd": 32, "n_layer": 3, "n_head": 4, "rotary_dim": 4}),
     "opt": (
         "opt",
         {
