@@ -60,3 +60,21 @@ def test_under_libfuzzer() -> None:
         f"-artifact_prefix={corpus.parent}/",
         str(corpus),
     )
+
+
+def test_on_aarch64() -> None:
+    """The NEON classifier against its scalar twin, and all else, under user-mode emulation."""
+    compiler = shutil.which("aarch64-linux-gnu-g++") or shutil.which("aarch64-linux-gnu-g++-12")
+    emulator = shutil.which("qemu-aarch64") or shutil.which("qemu-aarch64-static")
+    if compiler is None or emulator is None:
+        missing = "aarch64-linux-gnu-g++" if compiler is None else "qemu-aarch64"
+        pytest.skip(f"{missing} is not installed")
+    directory = build(
+        "tokenizer-aarch64",
+        f"-DCMAKE_CXX_COMPILER={compiler}",
+        "-DCMAKE_SYSTEM_NAME=Linux",
+        "-DCMAKE_SYSTEM_PROCESSOR=aarch64",
+        "-DCMAKE_EXE_LINKER_FLAGS=-static",
+        "-DBLINK_SANITIZE=",
+    )
+    assert "byte classes: neon; 0 failures" in run(emulator, str(directory / "test_tokenizer"))
