@@ -8,6 +8,7 @@ namespace blink {
 namespace {
 
 constexpr auto kHousekeepingInterval = std::chrono::milliseconds(100);
+constexpr uint32_t kLongestIntervalUs = 1000;  // between two polls while requests run
 constexpr uint32_t kSettledSightings =
     3;  // housekeeping passes before an empty slot is believed free
 
@@ -38,7 +39,8 @@ TokenReader::TokenReader(const FrontEndConfig& config, RingClient& ring, SlotTra
       events_(events),
       events_bell_(events_bell),
       new_(ring.num_slots() * 2),
-      statuses_(ring.num_slots()) {
+      statuses_(ring.num_slots()),
+      max_interval_us_(config.max_poll_interval_us) {
   urgent_.reserve(ring.num_slots());
   flowing_.reserve(ring.num_slots());
   unsettled_.reserve(ring.num_slots());
@@ -95,9 +97,8 @@ void TokenReader::run() {
       const bool is_idle = urgent_.empty() && flowing_.empty();
       if (is_idle || now >= stop_deadline_ || health() != Health::serving) break;
     }
-    interval_us = has_progress
-                      ? config_.min_poll_interval_us
-                      : std::min(interval_us + interval_us / 2 + 1, config_.max_poll_interval_us);
+    interval_us = has_progress ? config_.min_poll_interval_us
+                               : std::min(interval_us + interval_us / 2 + 1, max_interval_us_);
     sleep_for_work(interval_us);
   }
   take_new();
@@ -340,6 +341,11 @@ void TokenReader::judge_health(Clock::time_point now) {
     return;
   }
   longest_step_ns_ = header.longest_step_ns;
+  // Looking more often than 16 times a step gains a client nothing and costs a CPU target its
+  // cores.
+  max_interval_us_ =
+      std::clamp(static_cast<uint32_t>(longest_step_ns_ / 16'000), config_.max_poll_interval_us,
+                 std::max(config_.max_poll_interval_us, kLongestIntervalUs));
   if (header.heartbeat != last_heartbeat_) {
     last_heartbeat_ = header.heartbeat;
     last_beat_at_ = now;

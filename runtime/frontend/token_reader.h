@@ -30,10 +30,10 @@ enum class Health {
 
 const char* health_name(Health health);
 
-// Polling is adaptive: min_poll_interval while tokens flow, growing to max_poll_interval while none
-// comes, so a token is seen at most max_poll_interval after it is visible. Requests that have no
-// token yet are looked at first. Without requests the thread sleeps and wakes ten times a second to
-// look at the heartbeat.
+// Polling is adaptive: min_poll_interval while tokens flow, growing while none comes to
+// max_poll_interval or a sixteenth of the longest step (at most 1 ms); a token is seen at most that
+// long after it is visible. Requests that have no token yet are looked at first. Without requests
+// the thread sleeps and wakes ten times a second to look at the heartbeat.
 class TokenReader {
  public:
   TokenReader(const FrontEndConfig& config, RingClient& ring, SlotTracker& slots, Metrics& metrics,
@@ -98,6 +98,7 @@ class TokenReader {
   Clock::time_point last_housekeeping_;
   uint64_t own_heartbeat_ = 0;
   uint64_t longest_step_ns_ = 0;
+  uint32_t max_interval_us_;                      // max_poll_interval_us, more where steps are long
   std::atomic<Health> health_{Health::starting};  // relaxed: a gauge
 
   std::mutex sleep_mutex_;
