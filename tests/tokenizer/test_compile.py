@@ -65,6 +65,9 @@ UNSUPPORTED: dict[str, dict[str, Any]] = {
     "decoder": {"decoder": {"type": "WordPiece", "prefix": "##", "cleanup": True}},
     "decoder is not": {"decoder": None},
     "post-processor": {"post_processor": {"type": "Weird"}},
+    "outside the vocabulary": {
+        "post_processor": {"type": "BertProcessing", "cls": ["[CLS]", 9999], "sep": ["[SEP]", 0]}
+    },
     "added token": {
         "added_tokens": [
             {
