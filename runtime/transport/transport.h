@@ -30,11 +30,11 @@
 
 namespace blink {
 
-enum class [[nodiscard]] Status{
-    ok,
-    closed,        // close() was called
-    out_of_range,  // an offset outside the ring: a bug of the caller, nothing was transferred
-    lost,          // the peer is gone
+enum class [[nodiscard]] Status {
+  ok,
+  closed,        // close() was called
+  out_of_range,  // an offset outside the ring: a bug of the caller, nothing was transferred
+  lost,          // the peer is gone
 };
 
 const char* status_name(Status status);
