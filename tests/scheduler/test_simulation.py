@@ -38,6 +38,12 @@ def test_a_hundred_thousand_histories(simulation: Path) -> None:
     assert totals(run_program(simulation, "1000", "100000"))["histories"] == 100000
 
 
+def test_rare_situations(tmp_path: Path) -> None:
+    """Guards races inside one scan, bursts, lost bells, statistics and start-up checks."""
+    sanitizers = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+    run_program(build_program("unit_test.cc", tmp_path, *WARNINGS, *sanitizers))
+
+
 def test_memory_is_clean(tmp_path: Path) -> None:
     """Guards against accesses outside state, ring and step buffers, and undefined behaviour."""
     sanitizers = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
@@ -49,3 +55,9 @@ def test_a_team_takes_the_same_steps(tmp_path: Path) -> None:
     """Guards the cooperation of a block's threads: races (TSAN), results that depend on timing."""
     program = build_program("simulation.cc", tmp_path, "-fsanitize=thread")
     assert totals(run_program(program, "0", "25", "3"))["histories"] == 25
+
+
+def test_concurrent_front_ends(tmp_path: Path) -> None:
+    """Guards the acquire and release pairs of abi.h: TSAN watches real threads on one ring."""
+    program = build_program("concurrent.cc", tmp_path, *WARNINGS, "-fsanitize=thread")
+    assert totals(run_program(program, "1000"))["requests"] == 2000
