@@ -54,7 +54,7 @@ def test_gemm_equals_numpy(kernels: ctypes.CDLL, n: int, k: int, half: bool) -> 
     w = rng.standard_normal((n, k)).astype(np.float32)
     w = to_bf16(w) if half else w
     bias = rng.standard_normal(n).astype(np.float32)
-    for rows in (1, 2, 3, 5, 6, 7, 8, 13, 23, 24, 25, 61):
+    for rows in (1, 2, 3, 5, 6, 7, 8, 13, 24, 61, 95, 96, 100):
         x = rng.standard_normal((rows, k)).astype(np.float32)
         got, packed_half = gemm(kernels, w, x, bias)
         assert packed_half == half
@@ -74,7 +74,7 @@ def test_gemm_is_bitwise_independent_of_rows_and_threads(kernels: ctypes.CDLL, h
     w = to_bf16(w) if half else w
     x = rng.standard_normal((200, 2305)).astype(np.float32)
     whole, _ = gemm(kernels, w, x)
-    for rows in (1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 16, 23, 24, 29, 64, 193):
+    for rows in (1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 16, 24, 64, 95, 96, 193):
         part, _ = gemm(kernels, w, x[:rows], threads=1 + rows % 3)
         assert part.tobytes() == whole[:rows].tobytes(), rows
 

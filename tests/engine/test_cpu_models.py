@@ -158,6 +158,15 @@ def test_a_row_of_nan_fails_alone(tiny: tuple[Path, list[np.ndarray], int]) -> N
             assert good.tokens[good.num_prompt :] == expected[0]
 
 
+def test_an_empty_step_completes(tiny: tuple[Path, list[np.ndarray], int]) -> None:
+    library, weights, _ = tiny
+    with load(library, weights) as model:
+        model.state["num_tokens"] = model.state["num_rows"] = 0
+        model.state["launch"] = 5
+        model.launch(0)
+        assert model.state["completion"][0] == 5
+
+
 def test_bad_inputs_are_refused(tiny: tuple[Path, list[np.ndarray], int]) -> None:
     from blinkc.errors import BlinkError
 

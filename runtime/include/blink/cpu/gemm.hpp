@@ -61,7 +61,7 @@ constexpr uint32_t kStreamStrips = 8;  // side by side for one row: hides the la
 constexpr uint32_t kMaxTileRows = 6;   // times 2 strips: 12 accumulators of 16 vector registers
 constexpr uint32_t kMaxHalfTileRows = 4;  // straight from 16 bits, which takes two registers more
 constexpr uint32_t kGroupStrips = 6;      // whole tiles of 2 or 3
-constexpr uint32_t kManyRows = 24;  // from here on, 16-bit strips are widened once for all tiles
+constexpr uint32_t kManyRows = 96;  // from here on, 16-bit strips are widened once for all tiles
 constexpr uint32_t kBlockK = 1024;  // even; of a few rows: strips stay in the second-level cache
 constexpr uint32_t kManyBlockK =
     256;  // even; of many rows: two widened strips stay in the first-level cache
@@ -186,7 +186,8 @@ struct TileArgs {
   const void* strips;   // first strip, first i of the block (even)
   size_t strip_stride;  // words from strip to strip
   uint32_t count;
-  size_t ahead;  // words from a strip to the one to fetch meanwhile; 0: none
+  const std::byte* ahead;  // strips to fetch meanwhile, as far apart
+  size_t ahead_step;       // bytes of them for each i
 };
 
 template <uint32_t kRows, uint32_t kStrips>
@@ -210,9 +211,8 @@ inline void wide_tile(const TileArgs& t, Accumulators<kRows, kStrips>& acc) {
     Vector8 b[kStrips];
 #pragma GCC unroll 8
     for (uint32_t c = 0; c < kStrips; ++c) {
-      const float* p = strips + c * t.strip_stride + size_t{i} * kStripColumns;
-      __builtin_prefetch(p + t.ahead, 0, 2);
-      b[c] = load8(p);
+      __builtin_prefetch(t.ahead + c * t.strip_stride * 4 + i * t.ahead_step, 0, 2);
+      b[c] = load8(strips + c * t.strip_stride + size_t{i} * kStripColumns);
     }
     add_products<kRows, kStrips>(t.x + i, t.x_stride, b, acc);
   }
@@ -225,9 +225,8 @@ inline void half_tile(const TileArgs& t, Accumulators<kRows, kStrips>& acc) {
     Vector8 b[kStrips];
 #pragma GCC unroll 8
     for (uint32_t c = 0; c < kStrips; ++c) {
-      const uint32_t* p = strips + c * t.strip_stride + size_t{i / 2} * kStripColumns;
-      if (!odd) __builtin_prefetch(p + t.ahead, 0, 2);
-      const VectorU8 w = load_words(p);
+      if (!odd) __builtin_prefetch(t.ahead + c * t.strip_stride * 4 + i * t.ahead_step, 0, 2);
+      const VectorU8 w = load_words(strips + c * t.strip_stride + size_t{i / 2} * kStripColumns);
       b[c] = std::bit_cast<Vector8>(odd ? w << 16 : w & 0xFFFF0000u);
     }
     add_products<kRows, kStrips>(t.x + i, t.x_stride, b, acc);
@@ -344,11 +343,16 @@ inline void gemm_few(const GemmArgs& g, uint32_t row_begin, uint32_t row_end, ui
         const uint32_t row = row_begin + rows * tile / tiles;
         const uint32_t height = row_begin + rows * (tile + 1) / tiles - row;
         const float* x = g.x + size_t{row} * w.k + i;
-        const size_t ahead = tile + 1 == tiles && last < end ? group * w.strip_words() : 0;
+        // The tiles of a group share the fetching of the next group, in equal parts.
+        const size_t step = last < end ? (w.half ? 16 : 32) / tiles : 0;
+        const size_t ahead = last < end ? group * w.strip_words() : 0;
         for (uint32_t strip = first; strip < last;) {
           const uint32_t strips = tile_strips(height, last - strip, w.half);
           const size_t at = strip * w.strip_words() + size_t{w.half ? i / 2 : i} * kStripColumns;
-          const TileArgs t{x, w.k, w.words() + at, w.strip_words(), count, ahead};
+          const uint32_t* strips_at = w.words() + at;
+          const auto* fetch = reinterpret_cast<const std::byte*>(strips_at + ahead);
+          const TileArgs t{x,   w.k, strips_at, w.strip_words(), count, fetch + tile * step * count,
+                           step};
           if (w.half) {
             run_rows_of_tile<true>(g, height, strips, row, strip, i, t);
           } else {
@@ -396,7 +400,13 @@ inline void gemm_many(const GemmArgs& g, uint32_t row_begin, uint32_t row_end, u
       for (uint32_t tile = 0; tile < tiles; ++tile) {
         const uint32_t row = row_begin + rows * tile / tiles;
         const uint32_t height = row_begin + rows * (tile + 1) / tiles - row;
-        const TileArgs t{g.x + size_t{row} * w.k + i, w.k, from, stride, count, 0};
+        const TileArgs t{g.x + size_t{row} * w.k + i,
+                         w.k,
+                         from,
+                         stride,
+                         count,
+                         reinterpret_cast<const std::byte*>(from),
+                         0};
         run_rows_of_tile<false>(g, height, strips, row, strip, i, t);
       }
     }
@@ -431,6 +441,7 @@ struct GemmChunks {
 // The product, by all threads of the team; a phase.
 inline void gemm(Worker& worker, uint32_t rows, const float* x, const PackedWeight& weight,
                  const float* bias, float* out) {
+  if (rows == 0) return;  // on every thread alike
   const GemmArgs g{weight, x, out, bias};
   const uint32_t strips = weight.num_strips();
   const GemmChunks c(rows, strips, worker.num_threads());

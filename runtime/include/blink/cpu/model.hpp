@@ -143,6 +143,10 @@ class Model {
       experts_.reserve(spec_.max_step_tokens, e.per_token, e.num_experts, e.hidden, e.intermediate);
     }
     sample_scratch_.resize(threads);
+    for (SampleScratch& scratch : sample_scratch_) {
+      scratch.probabilities.resize(spec_.vocab_size);
+      scratch.ids.resize(spec_.vocab_size);
+    }
     const size_t ints = 3 * tokens + 5 * batch + 1 + (batch + 1) * spec_.max_pages_per_lane;
     ints_ = allocate_zeroed<int32_t>(ints);
     state_ = allocate_zeroed<blink_step_state>(1);
