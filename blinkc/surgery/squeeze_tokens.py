@@ -17,7 +17,6 @@ import onnx_graphsurgeon as gs
 
 from blinkc.errors import BlinkError
 from blinkc.frontend.decoder_graph import DecoderGraph
-from blinkc.surgery import squeeze_rules
 from blinkc.surgery.fold_shapes import (
     SAMPLES,
     TOKENS,
@@ -25,6 +24,8 @@ from blinkc.surgery.fold_shapes import (
     array_from_dims,
     fold_node,
 )
+from blinkc.surgery.squeeze_context import NodeContext
+from blinkc.surgery.squeeze_rules import RULES
 from blinkc.surgery.token_graph import Operand, TokenGraph
 
 INPUTS = {"input_ids": TOKENS, "positions": TOKENS, "rows": SAMPLES}
@@ -107,14 +108,14 @@ def _rewrite(built: TokenGraph, node: onnx.NodeProto, operands: dict[str, Operan
             for name, value in zip(node.output, folded, strict=False):
                 operands[name] = _known(value)
             return
-    rule = squeeze_rules.RULES.get((node.domain, node.op_type))
+    rule = RULES.get((node.domain, node.op_type))
     if rule is None:
         raise BlinkError(
             f"{where}: op {node.domain or 'onnx'}::{node.op_type} has no rule in surgery",
             hint="see blinkc/surgery/README.md for the ops that segments may hold",
         )
     try:
-        outputs = rule(squeeze_rules.NodeContext(built, where, attributes, node), inputs)
+        outputs = rule(NodeContext(built, where, attributes, node), inputs)
     except BlinkError as error:
         if where in error.message:
             raise
