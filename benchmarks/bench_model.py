@@ -209,8 +209,6 @@ def replay(folder: Path, cases: Sequence[tuple[str, int, int, int]]) -> None:
     report("load", **{name: getattr(target.report, name) for name in target.report.__slots__})
     report("edges", **count_edges(target, keys[0]))
     (folder / "algorithms.json").write_text(json.dumps(target.products.algorithms))
-    if "OUT" in os.environ:
-        (Path(os.environ["OUT"]) / f"algorithms_{folder.name}.json").write_text(json.dumps(target.products.algorithms))
     rng = np.random.default_rng(1)
     vocab = target.launches["vocab_size"]
     for key, exec_, (_, _, _, length) in zip(keys, target.execs, cases, strict=True):
@@ -298,6 +296,50 @@ def profile(folder: Path, key: GraphKey, length: int) -> None:
     target.close()
 
 
+def compare_chained(folder: Path, cases: Sequence[tuple[str, int, int, int]]) -> None:
+    """Say what the scheduler as last node adds: the graph with it against the graph without, interleaved.
+
+    The scheduler's kernel runs its policy on a ring without requests, and launches nothing.
+    """
+    from blink_runtime.cuda_driver import Capture, GraphExec, launch
+
+    keys = tuple(GraphKey(kind, batch, seqlen) for kind, batch, seqlen, _ in cases)
+    context = Context()
+    plan = load_plan(folder)
+    ring = RingMemory(plan, lambda size: MappedBuffer(size, "the ring"))
+    target = load(folder, "chained", ring=ring.memory, keys=plan.keys, context=context)
+    ring.stop()  # the policy then chooses to stop: no graph is launched
+    rng = np.random.default_rng(1)
+    for key, (_, _, _, length) in zip(keys, cases, strict=True):
+        write_pages(target, key.batch, min(plan.max_pages_per_lane, plan.num_kv_pages // key.batch))
+        new = 1 if key.kind == "decode" else length
+        rows = [(rng.integers(0, plan.vocab_size, new).tolist(), length - new)] * key.batch
+        write_step(target, key, rows, 1)
+        execs = []
+        for with_scheduler in (False, True):
+            with Capture(target.stream) as capture:
+                target.steps.enqueue(key, target.stream)
+                if with_scheduler:
+                    state = ctypes.c_uint64(target._state.address)
+                    launch(target._scheduler_launch("blink_scheduler_step", state), target.stream)
+            execs.append(GraphExec(capture.graph, device_launch=False, name="compare"))
+        ratios, plain = [], []
+        for _ in range(20):
+            times = []
+            for run in execs:
+                start, end = Event(), Event()
+                start.record(target.stream)
+                for _ in range(4):
+                    run.launch(target.stream)
+                end.record(target.stream)
+                times.append(end.milliseconds_since(start) / 4)
+            ratios.append(times[1] / times[0] - 1)
+            plain.append(times[0])
+        report(f"scheduler as last node {key.kind} {key.batch}x{key.seqlen}", plain_ms=statistics.median(plain),
+               added_percent=100 * statistics.median(ratios))
+    target.close()
+
+
 def serve(folder: Path, placement: str, jobs: Sequence[tuple[int, int, int]], keys_limit: int = 0) -> None:
     """Serve requests from a ring in mapped memory: (requests at once, prompt tokens, output tokens)."""
     context = Context()
@@ -341,11 +383,14 @@ def main() -> None:
         elif name == "profile":
             kind, batch, seqlen, length = value.split(":")
             profile(folder, GraphKey(kind, int(batch), int(seqlen)), int(length))
+        elif name == "compare":
+            cases = [c.split(":") for c in value.split(",")]
+            compare_chained(folder, [(k, int(b), int(s), int(n)) for k, b, s, n in cases])
         elif name == "serve":
             placement, *jobs = value.split(",")
             serve(folder, placement, [tuple(map(int, j.split(":"))) for j in jobs])  # type: ignore[misc]
-    if "OUT" in os.environ:
-        path = Path(os.environ["OUT"], f"{folder.name}_{os.getpid()}.json")
+    if "OUT" in os.environ and RESULTS:
+        path = Path(os.environ["OUT"], f"{folder.name}_{'_'.join(sys.argv[2].split('=')[:1])}.json")
         path.write_text(json.dumps({"abi": abi.constants()["BLINK_ABI_VERSION"], "command": sys.argv, "results": RESULTS}, indent=1))
 
 

@@ -35,6 +35,11 @@ GEMV_INSTANCES = (
 )
 
 
-DECODE_ATTENTION_WARPS = 4
+def decode_attention_warps(head_dim: int, wide: bool) -> int:
+    """Return the warps of a decode attention block: as many as registers and shared memory let one
+    multiprocessor hold; a row's latency falls with them."""
+    return 4 if wide or head_dim > 128 else 8
+
+
 EXPERT_STREAM_WARPS = 8
 EXPERT_STREAM_BLOCKS_PER_MULTIPROCESSOR = 2

@@ -247,16 +247,23 @@ class _Renderer:
 
     def _stores_meet(self) -> bool:
         """Say whether two statements write the same place, so that their order matters."""
-        seen: dict[str, list[np.ndarray]] = {}
-        for s in self.kernel.body:
-            for store in stores(s):
-                written = places(store.index, s.extents)
-                if written is None:
-                    return True
-                if any(np.intersect1d(written, old).size for old in seen.get(store.buffer, [])):
-                    return True
-                seen.setdefault(store.buffer, []).append(written)
-        return False
+        body = self.kernel.body
+        return any(_meet(a, b) for i, b in enumerate(body) for a in body[:i])
+
+    def _levels(self) -> list[list[Statement]]:
+        """Group the statements so that those of one level do not touch each other's results."""
+        body = self.kernel.body
+        level: list[int] = []
+        for i, late in enumerate(body):
+            needs = -1
+            for early, at in zip(body[:i], level, strict=True):
+                touches = (reads(late) & writes(early)) | (writes(late) & reads(early))
+                if touches or _meet(early, late):
+                    needs = max(needs, at)
+            level.append(needs + 1)
+        return [
+            [s for s, at in zip(body, level, strict=True) if at == n] for n in range(max(level) + 1)
+        ]
 
     def _place_temporaries(self) -> int:
         offset = 0
@@ -307,24 +314,21 @@ class _Renderer:
     def _body(self, spread: bool) -> None:
         if any(isinstance(s, Reduce) and self._reduce_width(s) == "block" for s in self.kernel.body):
             self.lines.append("__shared__ float reduce_scratch[32];")
-        read: set[str] = set()
-        written: set[str] = set()
-        for statement in self.kernel.body:
-            now_read, now_written = reads(statement), writes(statement)
-            hazards = now_written & read if spread else now_written & (read | written)
-            if (now_read & written) or hazards:
+        for number, level in enumerate(self._levels()):
+            if number > 0:
                 self.lines.append("__syncthreads();")
-                read, written = set(), set()
-            read |= now_read
-            written |= now_written
-            if isinstance(statement, Map):
-                self._map(statement, spread)
-            elif isinstance(statement, Reduce):
-                self._reduce(statement, spread)
-            elif isinstance(statement, TopK):
-                self._top_k(statement)
-            else:
-                self._scan(statement)
+            for statement in level:
+                self._statement(statement, spread)
+
+    def _statement(self, statement: Statement, spread: bool) -> None:
+        if isinstance(statement, Map):
+            self._map(statement, spread)
+        elif isinstance(statement, Reduce):
+            self._reduce(statement, spread)
+        elif isinstance(statement, TopK):
+            self._top_k(statement)
+        else:
+            self._scan(statement)
 
     def _place(self, buffer: str, index: str, row: str | None) -> str:
         """Print one element."""
@@ -526,6 +530,26 @@ class _Renderer:
             "}",
             "}",
         ]
+
+
+def _store_extents(s: Statement) -> tuple[int, ...]:
+    """Return the extents of the loop variables that a statement's stores may use."""
+    if isinstance(s, TopK):
+        return (*s.extents, s.k)
+    return (*s.extents, s.length) if isinstance(s, Scan) else s.extents
+
+
+def _meet(a: Statement, b: Statement) -> bool:
+    """Say whether two statements may write the same place."""
+    for one in stores(a):
+        for other in stores(b):
+            if one.buffer != other.buffer:
+                continue
+            first = places(one.index, _store_extents(a))
+            second = places(other.index, _store_extents(b))
+            if first is None or second is None or np.intersect1d(first, second).size:
+                return True
+    return False
 
 
 def _index_loads(store: Store) -> list[Expr]:

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 from blinkc.codegen.environment import render_template
 from blinkc.engine.cuda_instances import (
-    DECODE_ATTENTION_WARPS,
     GEMV_INSTANCES,
     GemvInstance,
+    decode_attention_warps,
 )
 from blinkc.errors import BlinkError
 
@@ -88,7 +88,7 @@ def render_cuda_source(needs: CudaNeeds) -> str:
                 name=f"{dim}_wide" if wide else str(dim),
                 dim=dim,
                 wide="true" if wide else "false",
-                warps=DECODE_ATTENTION_WARPS,
+                warps=decode_attention_warps(dim, wide),
             )
             for dim, wide in heads
         ),

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 from blink_runtime.cuda_driver import Function, Launch
 from blinkc.errors import InternalError
 from blinkc.engine.cuda_instances import (
-    DECODE_ATTENTION_WARPS,
     EXPERT_STREAM_BLOCKS_PER_MULTIPROCESSOR,
     EXPERT_STREAM_WARPS,
     GEMV_INSTANCES,
     GemvInstance,
+    decode_attention_warps,
 )
 
 if TYPE_CHECKING:
@@ -28,7 +28,6 @@ _STREAM_MAX_ASSIGNMENTS = 512  # experts: above it, tensor-core tiles
 MIN_SPLIT_TOKENS = 256
 MAX_SPLITS = 64  # of decode attention, attention_decode.cuh
 STREAM_TILE_ROWS = 8
-DENSE_TILE_ROWS = 64
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,6 +74,11 @@ class AttentionShape:
         return self.num_q_heads // self.num_kv_heads
 
     @property
+    def decode_warps(self) -> int:
+        """Return the warps of a decode block."""
+        return decode_attention_warps(self.head_dim, self.group > 8)
+
+    @property
     def decode_kernel(self) -> str:
         """Return the decode kernel's name."""
         return f"decode_attention_{self.head_dim}" + ("_wide" if self.group > 8 else "")
@@ -101,10 +105,11 @@ def _ceil_div(a: int, b: int) -> int:
 def num_splits(shape: AttentionShape, batch: int, seqlen: int, num_multiprocessors: int) -> int:
     """Return over how many blocks decode attention shares a row's KV heads out, for a key.
 
-    All blocks of the launch are to run at once, two on each multiprocessor.
+    All blocks of the launch are to run at once, one of 8 warps or two of 4 on each multiprocessor.
     """
     reach = seqlen if shape.window <= 0 else min(seqlen, shape.window + 16)
-    wanted = max(1, 2 * num_multiprocessors // (batch * shape.num_kv_heads))
+    blocks = num_multiprocessors * 8 // shape.decode_warps
+    wanted = max(1, blocks // (batch * shape.num_kv_heads))
     return min(wanted, MAX_SPLITS, _ceil_div(reach, MIN_SPLIT_TOKENS))
 
 
@@ -235,7 +240,7 @@ class CudaKernels:
             Launch(
                 self.function(name),
                 (splits, shape.num_kv_heads, batch),
-                DECODE_ATTENTION_WARPS * 32,
+                shape.decode_warps * 32,
                 self._shared_bytes(name),
                 (
                     *map(_pointer, pointers),
@@ -361,8 +366,10 @@ class CudaKernels:
     ) -> list[Launch]:
         """Return route, gate and up, down, combine; `scratch` holds addresses by name."""
         assignments = num_tokens * shape.num_choices
+        if num_tokens == 1:
+            return self._single_experts(shape, x, ids, weights, gate_up, down, out, scratch)
         stream = assignments <= _STREAM_MAX_ASSIGNMENTS
-        tile_rows = STREAM_TILE_ROWS if stream else DENSE_TILE_ROWS
+        tile_rows = STREAM_TILE_ROWS if stream else self._constant("experts_tiles_rows")
         max_tiles = min(shape.num_experts, assignments) + assignments // tile_rows
         tiles = tuple(
             _pointer(scratch[name])
@@ -416,7 +423,7 @@ class CudaKernels:
                 Launch(
                     self.function(name),
                     (max_tiles, columns, 1),
-                    128,
+                    self._constant("experts_tiles_threads"),
                     self._shared_bytes(name),
                     args,
                 )
@@ -441,3 +448,42 @@ class CudaKernels:
             ),
         )
         return [route, *products, combine]
+
+    def _single_experts(
+        self,
+        shape: ExpertsShape,
+        x: int,
+        ids: int,
+        weights: int,
+        gate_up: int,
+        down: int,
+        out: int,
+        scratch: dict[str, int],
+    ) -> list[Launch]:
+        """Return the experts of one token: two products over its experts in turn."""
+        blocks = EXPERT_STREAM_BLOCKS_PER_MULTIPROCESSOR * self._num_multiprocessors
+        sizes = (
+            c_int32(shape.hidden_size),
+            c_int32(shape.intermediate_size),
+            c_int32(shape.num_choices),
+            c_int32(shape.num_experts),
+        )
+        hidden = scratch["hidden"]
+        parts = (
+            ("experts_gate_up_single", (x, gate_up, hidden, ids, weights), shape.hidden_size),
+            (
+                "experts_down_single",
+                (hidden, down, out, ids),
+                shape.num_choices * shape.intermediate_size,
+            ),
+        )
+        return [
+            Launch(
+                self.function(name),
+                (blocks, 1, 1),
+                EXPERT_STREAM_WARPS * 32,
+                self._shared_bytes(name) + (num_k + 32) * 2,
+                (*map(_pointer, pointers), *sizes),
+            )
+            for name, pointers, num_k in parts
+        ]

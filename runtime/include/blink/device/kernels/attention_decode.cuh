@@ -30,7 +30,7 @@ struct DecodeAttention {
   int32_t group;             // query heads a KV head
   int32_t max_pages_per_lane;
   int32_t page_shift;        // log2 of page_size, at least 4
-  int32_t min_split_tokens;  // a multiple of 64
+  int32_t min_split_tokens;  // a multiple of 16
   int32_t window;            // 0: all
   float scale;
   float softcap;             // 0: off
@@ -161,11 +161,11 @@ __device__ __forceinline__ void merge_splits(const DecodeAttention& a, int row, 
     float total = 0.0f;
     for (int s = lane; s < splits_used; s += 32) {
       const float m = __ldcg(from + s * stride);
-      const float factor = m == kMinusInf ? 0.0f : exp2f(m - top);
+      const float factor = m == kMinusInf ? 0.0f : exp2_fast(m - top);
       factors[h * splits_used + s] = factor;
       total += __ldcg(from + s * stride + 1) * factor;
     }
-    total = warp_sum(total) + (a.sinks != nullptr ? exp2f(sink - top) : 0.0f);
+    total = warp_sum(total) + (a.sinks != nullptr ? exp2_fast(sink - top) : 0.0f);
     __syncwarp();
     for (int s = lane; s < splits_used; s += 32) factors[h * splits_used + s] /= total;
   }
@@ -185,7 +185,7 @@ __device__ __forceinline__ void merge_splits(const DecodeAttention& a, int row, 
 
 template <int kDim>
 constexpr int kDecodeChunkBytes = (2 * KeyWords<kDim>::kPieces + 4 * ValueColumns<kDim>::kPieces) * kPieceStride;
-constexpr int kDecodeDepth = 3;  // chunks in flight a warp
+constexpr int kDecodeDepth = 2;  // chunks in flight a warp
 
 /* The ring of chunks, and in the same place afterwards the warps' results. */
 template <int kDim, bool kWide, int kWarps>
@@ -216,7 +216,7 @@ __device__ __forceinline__ void decode_attention(const DecodeAttention& a) {
   const int origin = first_key & ~15;
   // A row shares its own length out evenly: the same length at the same key gives the same split.
   const int even = (kv_len - origin + static_cast<int>(gridDim.x) - 1) / static_cast<int>(gridDim.x);
-  const int split_tokens = max(a.min_split_tokens, (even + 63) & ~63);
+  const int split_tokens = max(a.min_split_tokens, (even + 15) & ~15);
   const int begin = origin + split * split_tokens;
   const int end = min(begin + split_tokens, kv_len);
   const int64_t new_row = static_cast<int64_t>(row * a.num_kv_heads + head) * kDim;
@@ -340,12 +340,12 @@ __device__ __forceinline__ void decode_attention(const DecodeAttention& a) {
       chunk_top = fmaxf(chunk_top, __shfl_xor_sync(0xffffffffu, chunk_top, 2));
       const float new_top = fmaxf(top[r], chunk_top);
       const float base = new_top == kMinusInf ? 0.0f : new_top;
-      const float factor = exp2f(top[r] - base);
+      const float factor = exp2_fast(top[r] - base);
       top[r] = new_top;
       float sum = 0.0f;
 #pragma unroll
       for (int c = 0; c < 4; ++c) {
-        x[c] = exp2f(x[c] - base);
+        x[c] = exp2_fast(x[c] - base);
         sum += x[c];
       }
       total[r] = total[r] * factor + sum;
@@ -409,12 +409,12 @@ __device__ __forceinline__ void decode_attention(const DecodeAttention& a) {
     if (direct && a.sinks != nullptr) {
       const float sink = to_float(static_cast<const T*>(a.sinks)[head * a.group + h]) * kLog2e;
       all_top = fmaxf(all_top, sink);
-      sum = exp2f(sink - all_top);
+      sum = exp2_fast(sink - all_top);
     }
 #pragma unroll
     for (int w = 0; w < kWarps; ++w) {
       const float m = from[w * kStride + kDim];
-      const float factor = m == kMinusInf ? 0.0f : exp2f(m - all_top);
+      const float factor = m == kMinusInf ? 0.0f : exp2_fast(m - all_top);
       sum += from[w * kStride + kDim + 1] * factor;
       value += from[w * kStride + d] * factor;
     }

@@ -46,12 +46,6 @@ constexpr int prefill_attention_shared_bytes() {
 /* Tokens a block takes. */
 __device__ __forceinline__ int prefill_tokens_per_tile(int group) { return kPrefillPairs / group; }
 
-__device__ __forceinline__ float exp2_fast(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-
 /* Grid (tiles, Hkv), tiles at least the sum over rows of ceil(tokens / tokens_per_tile): T / that + B
  * suffices. kPrefillThreads<kDim> threads. */
 template <typename T, int kDim>

@@ -17,7 +17,8 @@ namespace blink::kernels {
 
 /* What `stream_rows` asks of a Work:
  *   int num_items()                      items of this launch, each a group of 8 * kTiles weight rows
- *   const T* weight_row(item, tile, g)   row g of the tile; null: a row of zeros
+ *   const T* weight_row(item, tile, g)   row g of the tile
+ *   int64_t weight_offset(k)             where column k lies behind it
  *   const T* input_row(item, m)          activation row m of the item; null: zeros
  *   void store(item, m, n, value[kTiles]) sum for activation row m and weight row n of each tile
  */
@@ -56,9 +57,10 @@ __device__ __forceinline__ void stream_rows(const Work& work, int num_k, unsigne
     if (head_item < num_items && step < num_steps) {
       const int k = step * 32 + t * 8;
       if (weights) {
+        const int64_t at = work.weight_offset(k);
 #pragma unroll
         for (int i = 0; i < kTiles; ++i)
-          copy_async(ring + slot * kStepBytes + i * (kWarps * 512), weight[i] + k);
+          copy_async(ring + slot * kStepBytes + i * (kWarps * 512), weight[i] + at);
       }
       if (inputs && !kInputShared) {
 #pragma unroll
@@ -200,6 +202,7 @@ struct DenseWork {
     const int n = min((item * kTiles + tile) * 8 + g, num_n - 1);
     return w + static_cast<int64_t>(n) * num_k;
   }
+  __device__ int64_t weight_offset(int k) const { return k; }
   __device__ const T* input_row(int, int m) const {
     return m < num_m ? x + static_cast<int64_t>(m) * num_k : nullptr;
   }

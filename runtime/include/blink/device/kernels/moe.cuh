@@ -1,6 +1,6 @@
 /* Experts of a mixture: route (group the assignments by expert, on the device), gate and up with the
  * activation, down, combine. Two ways for the products: `stream` for few tokens (weights at memory bandwidth)
- * and `tile` for many (tensor-core tiles of 64 tokens). Padding tokens pick no expert and get zeros.
+ * `tile` for many (tensor-core tiles of 128 tokens), and a shorter way for a single token. Padding tokens pick no expert and get zeros.
  *
  * An assignment is (token, choice), index token * k + choice. Its result does not depend on which other
  * assignments share its tile, so the order inside an expert, left to atomics, does not show.
@@ -102,6 +102,7 @@ struct GateUpWork {
     return gate_up +
            ((expert * 2 + tile) * intermediate_size + item % groups * 8 + g) * hidden_size;
   }
+  __device__ int64_t weight_offset(int k) const { return k; }
   __device__ const T* input_row(int item, int m) const {
     const int tile = item / (intermediate_size / 8);
     if (m >= tiles.tile_count[tile]) return nullptr;
@@ -136,6 +137,7 @@ struct DownWork {
     return down + (expert * hidden_size + item % groups() * (8 * kTiles) + tile * 8 + g) *
                       intermediate_size;
   }
+  __device__ int64_t weight_offset(int k) const { return k; }
   __device__ const T* input_row(int item, int m) const {
     const int tile = item / groups();
     if (m >= tiles.tile_count[tile]) return nullptr;
@@ -150,6 +152,74 @@ struct DownWork {
     for (int i = 0; i < kTiles; ++i) to[i * 8] = value[i];
   }
 };
+
+/* One token: its experts one behind the other, so that nothing needs to be grouped. hidden[choice] is
+ * weighted already; then the down products of all choices are one product over k = choice * I + i. */
+template <typename T, Activation kActivation, typename Weight>
+struct SingleGateUpWork {
+  static constexpr bool kWeightsKnownEarly = false;
+  const T* x;                // [1, H]
+  const T* gate_up;          // [E, 2 I, H]
+  T* hidden;                 // [k, I]
+  const int32_t* experts;    // [k], each in [0, E); shared memory
+  const Weight* weights;     // [k]
+  int hidden_size, intermediate_size, num_choices;
+
+  __device__ int num_items() const { return num_choices * (intermediate_size / 8); }
+  __device__ int num_rows() const { return 1; }
+  __device__ const T* weight_row(int item, int tile, int g) const {
+    const int groups = intermediate_size / 8;
+    const int64_t expert = experts[item / groups];
+    return gate_up + ((expert * 2 + tile) * intermediate_size + item % groups * 8 + g) * hidden_size;
+  }
+  __device__ int64_t weight_offset(int k) const { return k; }
+  __device__ const T* input_row(int, int m) const { return m == 0 ? x : nullptr; }
+  __device__ void store(int item, int m, int column, const float (&value)[2]) const {
+    if (m != 0) return;
+    const int groups = intermediate_size / 8, choice = item / groups;
+    const float product = activate<kActivation>(to_float(from_float<T>(value[0]))) *
+                          to_float(from_float<T>(value[1]));
+    hidden[choice * intermediate_size + item % groups * 8 + column] =
+        from_float<T>(to_float(from_float<T>(product)) * to_float(weights[choice]));
+  }
+};
+
+template <typename T>
+struct SingleDownWork {
+  static constexpr bool kWeightsKnownEarly = false;
+  const T* hidden;         // [k, I], weighted
+  const T* down;           // [E, H, I]
+  T* out;                  // [1, H]
+  const int32_t* experts;  // as above
+  int hidden_size, intermediate_size;
+
+  __device__ int num_items() const { return hidden_size / 8; }
+  __device__ int num_rows() const { return 1; }
+  __device__ const T* weight_row(int item, int, int g) const {
+    return down + static_cast<int64_t>(item * 8 + g) * intermediate_size;
+  }
+  __device__ int64_t weight_offset(int k) const {
+    const int choice = k / intermediate_size;
+    return static_cast<int64_t>(experts[choice]) * hidden_size * intermediate_size +
+           (k - choice * intermediate_size);
+  }
+  __device__ const T* input_row(int, int m) const { return m == 0 ? hidden : nullptr; }
+  __device__ void store(int item, int m, int column, const float (&value)[1]) const {
+    if (m == 0) out[item * 8 + column] = from_float<T>(value[0]);
+  }
+};
+
+constexpr int kMaxChoices = 32;
+
+/* The experts of the one token, for all threads; an id that is none counts as expert 0 with its weight. */
+template <typename Id>
+__device__ __forceinline__ const int32_t* single_experts(const Id* ids, int num_choices, int num_experts) {
+  __shared__ int32_t experts[kMaxChoices];
+  if (threadIdx.x < num_choices)
+    experts[threadIdx.x] = min(max(static_cast<int32_t>(ids[threadIdx.x]), 0), num_experts - 1);
+  __syncthreads();
+  return experts;
+}
 
 /* out[token] = sum over choices, in their order, of weight * result. One block a token. */
 template <typename T, typename Id, typename Weight>
@@ -171,17 +241,18 @@ __device__ __forceinline__ void combine_experts(const float* result, const Id* i
   }
 }
 
-constexpr int kTileRows = 64, kTileColumns = 128, kTileDepth = 64, kTileStages = 3, kTileThreads = 128;
+constexpr int kTileRows = 128, kTileColumns = 128, kTileDepth = 64, kTileStages = 3, kTileThreads = 256;
 constexpr int kTileStride = kTileDepth + 8;
 constexpr int tile_product_shared_bytes() {
   return kTileStages * (kTileRows + kTileColumns) * kTileStride * 2;
 }
 
-/* One 64 x 128 tile: sum[mi][ni] covers rows warp_m * 32 + mi * 16, columns warp_n * 32 + ni * 8 for
+/* One 128 x 128 tile of which `count` rows are real: sum[mi][ni] covers rows warp_m * 32 + mi * 16, columns warp_n * 32 + ni * 8 for
  * ni < 4 and 64 + warp_n * 32 + (ni - 4) * 8 above. row_of(m), column_of(n): the row's start, or null for zeros. */
 template <typename T, typename RowOf, typename ColumnOf>
 __device__ __forceinline__ void tile_product(float (&sum)[2][8][4], const RowOf& row_of,
-                                             const ColumnOf& column_of, int num_k, T* shared) {
+                                             const ColumnOf& column_of, int num_k, int count,
+                                             T* shared) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warp_m = warp / 2, warp_n = warp % 2;
   constexpr int kStage = (kTileRows + kTileColumns) * kTileStride;
   constexpr int kPieces = kTileDepth / 8;
@@ -217,6 +288,10 @@ __device__ __forceinline__ void tile_product(float (&sum)[2][8][4], const RowOf&
     const int ahead = k0 + (kTileStages - 1) * kTileDepth;
     if (ahead < num_k) request(ahead, (stage + kTileStages - 1) % kTileStages);
     copy_async_commit();
+    if (warp_m * 32 >= count) {  // nothing but padding
+      stage = (stage + 1) % kTileStages;
+      continue;
+    }
     const uint32_t a_address = shared_address(
         shared + stage * kStage + (warp_m * 32 + (lane & 15)) * kTileStride + (lane >> 4) * 8);
     const uint32_t b_address = shared_address(
@@ -266,7 +341,7 @@ __device__ __forceinline__ void gate_up_tiles(const T* x, const T* gate_up, T* h
         const int column = min(n0 + n % 64, intermediate_size - 1);
         return gate_up + ((expert * 2 + n / 64) * intermediate_size + column) * hidden_size;
       },
-      hidden_size, reinterpret_cast<T*>(shared));
+      hidden_size, count, reinterpret_cast<T*>(shared));
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
 #pragma unroll
   for (int mi = 0; mi < 2; ++mi)
@@ -305,7 +380,7 @@ __device__ __forceinline__ void down_tiles(const T* hidden, const T* down, float
       [&](int n) -> const T* {
         return down + (expert * hidden_size + min(n0 + n, hidden_size - 1)) * intermediate_size;
       },
-      intermediate_size, reinterpret_cast<T*>(shared));
+      intermediate_size, count, reinterpret_cast<T*>(shared));
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
 #pragma unroll
   for (int mi = 0; mi < 2; ++mi)
