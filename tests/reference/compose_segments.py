@@ -1,4 +1,4 @@
-"""Run a SegmentedModel slowly: onnxruntime for segments, numpy for cut ops, fp32 only."""
+"""Run a SegmentedModel slowly: onnxruntime for segments, numpy for cut ops; fp32, fp16."""
 
 from __future__ import annotations
 
@@ -116,7 +116,8 @@ def attend(
     sinks: Array | None,
 ) -> Array:
     """Causal attention of q `[t, Hq, d]` over a request's keys and values `[n, Hkv, d]`."""
-    group = q.shape[1] // keys.shape[1]
+    dtype, group = q.dtype, q.shape[1] // keys.shape[1]
+    q, keys, values = (x.astype(np.float32) for x in (q, keys, values))
     keys, values = np.repeat(keys, group, axis=1), np.repeat(values, group, axis=1)
     scores = np.einsum("thd,nhd->htn", q, keys) * np.float32(attributes["scale"])
     if attributes["softcap"]:
@@ -131,7 +132,7 @@ def attend(
         scores = np.concatenate([scores, column], axis=-1)
     scores = np.exp(scores - scores.max(axis=-1, keepdims=True))
     scores /= scores.sum(axis=-1, keepdims=True)
-    return np.einsum("htn,nhd->thd", scores[..., : len(keys)], values).astype(q.dtype)
+    return np.einsum("htn,nhd->thd", scores[..., : len(keys)], values).astype(dtype)
 
 
 def _erf(x: Array) -> Array:
