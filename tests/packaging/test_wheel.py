@@ -1,4 +1,4 @@
-"""A wheel built from the checkout compiles nothing new to serve: empty environment, other folder."""
+"""The wheel serves from an empty environment, away from the checkout, and carries what it needs."""
 
 from __future__ import annotations
 
