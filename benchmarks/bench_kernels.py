@@ -1,4 +1,5 @@
-"""Times the CUDA kernels alone, in captured graphs: sizes of Llama-3-8B and Qwen3-30B-A3B -> a table.
+"""Times the CUDA kernels alone, in captured graphs: sizes of Llama-3-8B and Qwen3-30B-A3B -> a
+table.
 
 Run on the GPU machine: `python3 benchmarks/bench_kernels.py [gemv] [attention] [sample] [experts]`.
 """
@@ -17,18 +18,26 @@ sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from blink_runtime.cuda_driver import Launch
+    from blink_runtime.cuda_graphs import Launch
 
 from blinkc.engine.cuda_instances import GEMV_INSTANCES, GemvInstance
 from blinkc.engine.cuda_source import CudaNeeds, render_cuda_source
 
 TUNING = tuple(
     GemvInstance(
-        name=f"tune_t{t}_r{r}_{'s' if s else 'x'}_w{w}_d{d}", tiles=t, row_tiles=r, input_shared=s, warps=w,
+        name=f"tune_t{t}_r{r}_{'s' if s else 'x'}_w{w}_d{d}",
+        tiles=t,
+        row_tiles=r,
+        input_shared=s,
+        warps=w,
         depth=d,
     )
     for t, r, s, w, d in (
-        (2, 1, True, 16, 8), (2, 1, True, 8, 12), (4, 1, False, 8, 6), (4, 2, False, 8, 5), (4, 2, False, 16, 2),
+        (2, 1, True, 16, 8),
+        (2, 1, True, 8, 12),
+        (4, 1, False, 8, 6),
+        (4, 2, False, 8, 5),
+        (4, 2, False, 16, 2),
     )
 )
 LLAMA = ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336))
@@ -37,7 +46,10 @@ LLAMA = ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336))
 def bench_needs() -> CudaNeeds:
     """Return what the benchmark's module holds."""
     return CudaNeeds(
-        dtype="bf16", heads=((128, 4), (64, 4)), logits_dtype="bf16", activation="silu",
+        dtype="bf16",
+        heads=((128, 4), (64, 4)),
+        logits_dtype="bf16",
+        activation="silu",
         gemv=GEMV_INSTANCES + TUNING,
     )
 
@@ -47,9 +59,9 @@ class Bench:
 
     def __init__(self) -> None:
         import torch
+
         from blink_runtime.cuda_driver import Context, Module, Stream
         from blink_runtime.cuda_kernels import CudaKernels
-
         from tests.gpu.harness import cached_cubin
 
         torch.zeros(1, device="cuda")
@@ -61,7 +73,8 @@ class Bench:
 
     def time_us(self, launches: Sequence[Launch], repeats: int = 10) -> float:
         """Return the median time of a captured graph of `launches`."""
-        from blink_runtime.cuda_driver import Capture, Event, GraphExec, launch
+        from blink_runtime.cuda_driver import Event
+        from blink_runtime.cuda_graphs import Capture, GraphExec, launch
 
         with Capture(self.stream) as capture:
             for item in launches:
@@ -88,16 +101,20 @@ class Bench:
 
 
 def bench_gemv(bench: Bench) -> None:
-    """Time the products of 8 Llama-3-8B layers, back to back, each layer with weights of its own."""
+    """Time the products of 8 Llama-3-8B layers, each layer with weights of its own."""
     import torch
 
     layers = 8
     weights = [
-        [torch.randn(n, k, device="cuda", dtype=torch.bfloat16) for n, k in LLAMA] for _ in range(layers)
+        [torch.randn(n, k, device="cuda", dtype=torch.bfloat16) for n, k in LLAMA]
+        for _ in range(layers)
     ]
     floor = sum(n * k * 2 for n, k in LLAMA) * layers / 4.3e12 * 1e6
     for m, names in (
-        (1, ("resident", "_s_")), (4, ("gemv_8", "_r1_x")), (8, ("gemv_8", "_r1_x")), (16, ("gemv_16", "_r2_")),
+        (1, ("resident", "_s_")),
+        (4, ("gemv_8", "_r1_x")),
+        (8, ("gemv_8", "_r1_x")),
+        (16, ("gemv_16", "_r2_")),
     ):
         x = torch.randn(m, 14336, device="cuda", dtype=torch.bfloat16)
         out = torch.empty(m, 28672, device="cuda", dtype=torch.bfloat16)
@@ -110,24 +127,28 @@ def bench_gemv(bench: Bench) -> None:
                 for w, (n, k) in zip(layer, LLAMA, strict=True)
             ]
             try:
-                bench.report(f"gemv m={m} {instance.name} 8 layers", bench.time_us(launches), floor, m=m)
+                bench.report(
+                    f"gemv m={m} {instance.name} 8 layers", bench.time_us(launches), floor, m=m
+                )
             except Exception as error:  # a variant that does not fit is a result too
                 print(instance.name, error)
             if m in (1, 16) and instance.name.startswith("gemv_"):
                 for i, (n, k) in enumerate(LLAMA):
                     one = launches[i :: len(LLAMA)]
                     bench.report(
-                        f"   n={n} k={k} each", bench.time_us(one) / layers, n * k * 2 / 4.3e12 * 1e6
+                        f"   n={n} k={k} each",
+                        bench.time_us(one) / layers,
+                        n * k * 2 / 4.3e12 * 1e6,
                     )
         y = [torch.empty(m, n, device="cuda", dtype=torch.bfloat16) for n, _ in LLAMA]
         graph = torch.cuda.CUDAGraph()
         inputs = {k: x[:, :k].contiguous() for _, k in LLAMA}
         for _ in range(2):
-            for w, (n, k), o in zip(weights[0], LLAMA, y, strict=True):
+            for w, (_, k), o in zip(weights[0], LLAMA, y, strict=True):
                 torch.mm(inputs[k], w.T, out=o)
         with torch.cuda.graph(graph):
             for layer in weights:
-                for w, (n, k), o in zip(layer, LLAMA, y, strict=True):
+                for w, (_, k), o in zip(layer, LLAMA, y, strict=True):
                     torch.mm(inputs[k], w.T, out=o)
         times = []
         for _ in range(10):
@@ -142,9 +163,9 @@ def bench_gemv(bench: Bench) -> None:
 
 def bench_attention(bench: Bench) -> None:
     """Time attention of Llama-3-8B's shape."""
-    from blink_runtime.cuda_kernels import AttentionShape
-
     import torch
+
+    from blink_runtime.cuda_kernels import AttentionShape
     from tests.gpu.harness import KernelHarness, PagedStep
 
     harness = KernelHarness.__new__(KernelHarness)
@@ -159,24 +180,54 @@ def bench_attention(bench: Bench) -> None:
             bench.kernels.decode_partial_bytes(shape, batch, seqlen) // 4 + 4, device="cuda"
         )
         arrivals = torch.zeros(batch * 8, dtype=torch.int32, device="cuda")
-        launches = bench.kernels.decode_attention(
-            step.addresses(), shape, q.data_ptr(), step.new_k.data_ptr(), step.new_v.data_ptr(),
-            out.data_ptr(), step.kv.data_ptr(), 0, partial.data_ptr(), arrivals.data_ptr(), batch, seqlen,
-        ) * 8
+        launches = (
+            bench.kernels.decode_attention(
+                step.addresses(),
+                shape,
+                q.data_ptr(),
+                step.new_k.data_ptr(),
+                step.new_v.data_ptr(),
+                out.data_ptr(),
+                step.kv.data_ptr(),
+                0,
+                partial.data_ptr(),
+                arrivals.data_ptr(),
+                batch,
+                seqlen,
+            )
+            * 8
+        )
         torch.cuda.synchronize()
         bench.report(
-            f"decode attention batch={batch} length={length}", bench.time_us(launches) / 8,
+            f"decode attention batch={batch} length={length}",
+            bench.time_us(launches) / 8,
             batch * length * 2 * 8 * 128 * 2 / 4.3e12 * 1e6,
         )
-    for new, total in (([64], [64]), ([512], [512]), ([2048], [2048]), ([1024, 1024], [1024, 1024])):
+    for new, total in (
+        ([64], [64]),
+        ([512], [512]),
+        ([2048], [2048]),
+        ([1024, 1024], [1024, 1024]),
+    ):
         step = PagedStep(harness, new, total, 8, 128)
         count = sum(new)
         q = torch.randn(count, 32, 128, device="cuda", dtype=torch.bfloat16)
         out = torch.empty_like(q)
-        launches = bench.kernels.prefill_attention(
-            step.addresses(), shape, q.data_ptr(), step.new_k.data_ptr(), step.new_v.data_ptr(),
-            out.data_ptr(), step.kv.data_ptr(), 0, len(new), count,
-        ) * 8
+        launches = (
+            bench.kernels.prefill_attention(
+                step.addresses(),
+                shape,
+                q.data_ptr(),
+                step.new_k.data_ptr(),
+                step.new_v.data_ptr(),
+                out.data_ptr(),
+                step.kv.data_ptr(),
+                0,
+                len(new),
+                count,
+            )
+            * 8
+        )
         torch.cuda.synchronize()
         flops = sum(4 * n * n / 2 * 32 * 128 for n in new)
         bench.report(f"prefill attention {new}", bench.time_us(launches) / 8, flops / 790e12 * 1e6)
@@ -185,6 +236,7 @@ def bench_attention(bench: Bench) -> None:
 def bench_sample(bench: Bench) -> None:
     """Time sampling of Llama-3's vocabulary, greedy and with top_k and top_p."""
     import torch
+
     from tests.gpu.harness import KernelHarness, PagedStep
     from tests.gpu.test_kernels import params
 
@@ -192,7 +244,10 @@ def bench_sample(bench: Bench) -> None:
     harness.dtype = torch.bfloat16
     for rows in (1, 64):
         for name, setting in (
-            ("greedy", params()), ("drawn", params(1.0)), ("top_p", params(1.0, 0.9)), ("top_k, top_p", params(1.0, 0.9, 0, 50)),
+            ("greedy", params()),
+            ("drawn", params(1.0)),
+            ("top_p", params(1.0, 0.9)),
+            ("top_k, top_p", params(1.0, 0.9, 0, 50)),
         ):
             logits = (torch.randn(rows, 128256, device="cuda") * 3).to(torch.bfloat16)
             raw = torch.frombuffer(bytearray(bytes(setting) * rows), dtype=torch.uint8).cuda()
@@ -207,6 +262,7 @@ def bench_sample(bench: Bench) -> None:
 def bench_experts(bench: Bench) -> None:
     """Time the experts of Qwen3-30B-A3B's shape; 8 layers' weights in turn."""
     import torch
+
     from blink_runtime.cuda_kernels import ExpertsShape
     from tests.gpu.harness import KernelHarness, PagedStep
 
@@ -235,8 +291,16 @@ def bench_experts(bench: Bench) -> None:
             item
             for gate_up, down in layers
             for item in bench.kernels.experts(
-                step, shape, x.data_ptr(), ids.data_ptr(), weights.data_ptr(), gate_up.data_ptr(),
-                down.data_ptr(), out.data_ptr(), {n: t.data_ptr() for n, t in scratch.items()}, tokens,
+                step,
+                shape,
+                x.data_ptr(),
+                ids.data_ptr(),
+                weights.data_ptr(),
+                gate_up.data_ptr(),
+                down.data_ptr(),
+                out.data_ptr(),
+                {n: t.data_ptr() for n, t in scratch.items()},
+                tokens,
             )
         ]
         torch.cuda.synchronize()
@@ -244,14 +308,20 @@ def bench_experts(bench: Bench) -> None:
         bytes_floor = distinct * 3 * 768 * 2048 * 2 / 4.3e12 * 1e6
         flops_floor = tokens * 8 * 3 * 768 * 2048 * 2 / 790e12 * 1e6
         bench.report(
-            f"experts tokens={tokens} distinct={distinct}", bench.time_us(launches) / len(layers),
+            f"experts tokens={tokens} distinct={distinct}",
+            bench.time_us(launches) / len(layers),
             max(bytes_floor, flops_floor),
         )
 
 
 def main() -> None:
     """Run the named parts, all without a name."""
-    parts = {"gemv": bench_gemv, "attention": bench_attention, "sample": bench_sample, "experts": bench_experts}
+    parts = {
+        "gemv": bench_gemv,
+        "attention": bench_attention,
+        "sample": bench_sample,
+        "experts": bench_experts,
+    }
     bench = Bench()
     for name in sys.argv[1:] or parts:
         parts[name](bench)

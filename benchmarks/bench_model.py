@@ -1,8 +1,10 @@
-"""Runs a compiled model's graphs on the GPU: files in a folder -> correctness, time a step, served tokens.
+"""Runs a compiled model's graphs on the GPU: files in a folder -> correctness, time a step, served
+tokens.
 
-`python3 benchmarks/bench_model.py FOLDER [check] [replay] [serve=PLACEMENT]...`. The folder holds kernels.cu,
-kernels.cubin, scheduler.cubin, launches.json, plan.json, config.json and inline.npz (computed weights); all
-other weights are made on the GPU at random. `benchmarks/prepare_model.py` writes such a folder without a GPU.
+`python3 benchmarks/bench_model.py FOLDER [check] [replay] [serve=PLACEMENT]...`. The folder holds
+kernels.cu, kernels.cubin, scheduler.cubin, launches.json, plan.json, config.json and inline.npz
+(computed weights); all other weights are made on the GPU at random. `benchmarks/prepare_model.py`
+writes such a folder without a GPU.
 """
 
 from __future__ import annotations
@@ -13,26 +15,31 @@ import os
 import statistics
 import sys
 import time
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "runtime")]
 
 import numpy as np
-from blink_runtime.cuda_driver import Context, Event, MappedBuffer, compile_cuda
-from blink_runtime.cuda_driver import launch as cuda_driver_launch
+
+from blink_runtime.cuda_driver import Context, Event, MappedBuffer
+from blink_runtime.cuda_graphs import launch as cuda_driver_launch
 from blink_runtime.cuda_kernels import choose_gemv as chosen_by_size
 from blink_runtime.cuda_target import CudaFiles, CudaTarget, fill_random
 from blink_runtime.manual_step import read_logits, read_sampled, run_step, write_pages, write_step
-
-from blinkc import abi
 from blink_runtime.ring_memory import RingMemory
+from blinkc import abi
 from blinkc.capture.grid import GraphKey
 from blinkc.capture.plan import CapturePlan, plan_from_json
-from blinkc.resources import include_folder
+from blinkc.engine.cuda_source import compile_kernels as compile_source
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from blink_runtime.cuda_driver import Stream
+    from blink_runtime.cuda_graphs import Launch
 
 PEAK_BYTES_PER_S = 4.3e12  # copy, read + write, one H200
 RESULTS: list[dict[str, Any]] = []
@@ -40,8 +47,11 @@ RESULTS: list[dict[str, Any]] = []
 
 def report(name: str, **facts: Any) -> None:
     """Print and keep one line of results."""
-    print(name, " ".join(f"{k}={v:.4g}" if isinstance(v, float) else f"{k}={v}" for k, v in facts.items()),
-          flush=True)
+    print(
+        name,
+        " ".join(f"{k}={v:.4g}" if isinstance(v, float) else f"{k}={v}" for k, v in facts.items()),
+        flush=True,
+    )
     RESULTS.append({"name": name, **facts})
 
 
@@ -51,8 +61,6 @@ def load_plan(folder: Path, keys: Sequence[GraphKey] | None = None) -> CapturePl
     plan = plan_from_json(data)
     if keys is not None:
         data["keys"] = [list(key) for key in keys]
-        from dataclasses import replace
-
         plan = replace(plan, keys=tuple(keys))
     return plan
 
@@ -62,13 +70,16 @@ def compile_kernels(folder: Path) -> None:
     cubin = folder / "kernels.cubin"
     if not cubin.exists():
         source = (folder / "kernels.cu").read_text()
-        cubin.write_bytes(
-            compile_cuda(source, "kernels.cu", architecture="sm_90a", include=[include_folder()])
-        )
+        cubin.write_bytes(compile_source(source, "sm_90a"))
 
 
-def load(folder: Path, placement: str, ring: MappedBuffer | None = None,
-         keys: Sequence[GraphKey] | None = None, context: Context | None = None) -> CudaTarget:
+def load(
+    folder: Path,
+    placement: str,
+    ring: MappedBuffer | None = None,
+    keys: Sequence[GraphKey] | None = None,
+    context: Context | None = None,
+) -> CudaTarget:
     """Load the model with random weights."""
     inline = np.load(folder / "inline.npz")
     algorithms = folder / "algorithms.json"
@@ -87,13 +98,23 @@ def load(folder: Path, placement: str, ring: MappedBuffer | None = None,
             if entry["name"] in inline:
                 data = np.ascontiguousarray(inline[entry["name"]]).tobytes()
                 holder = ctypes.create_string_buffer(data, len(data))
-                check(driver().cuMemcpyHtoD(target.addresses.weights[number], ctypes.addressof(holder), len(data)), "weight")
+                check(
+                    driver().cuMemcpyHtoD(
+                        target.addresses.weights[number], ctypes.addressof(holder), len(data)
+                    ),
+                    "weight",
+                )
             else:
                 fill_random(target, number, entry, 1)
 
     return CudaTarget(
-        files=files, plan=load_plan(folder, keys), ring_address=ring.address if ring else 0,
-        ring_bytes=ring.num_bytes if ring else 0, fill_weights=fill, placement=placement, context=context,
+        files=files,
+        plan=load_plan(folder, keys),
+        ring_address=ring.address if ring else 0,
+        ring_bytes=ring.num_bytes if ring else 0,
+        fill_weights=fill,
+        placement=placement,
+        context=context,
         progress=print,
     )
 
@@ -104,14 +125,20 @@ def check_model(folder: Path) -> None:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     keys = (
-        GraphKey("prefill", 1, 64), GraphKey("prefill", 4, 512), GraphKey("decode", 1, 256),
-        GraphKey("decode", 4, 512), GraphKey("decode", 16, 512), GraphKey("decode", 32, 512),
+        GraphKey("prefill", 1, 64),
+        GraphKey("prefill", 4, 512),
+        GraphKey("decode", 1, 256),
+        GraphKey("decode", 4, 512),
+        GraphKey("decode", 16, 512),
+        GraphKey("decode", 32, 512),
     )
     torch.zeros(1, device="cuda")
     target = load(folder, "none", keys=keys)
     config = AutoConfig.from_pretrained(folder)
     with torch.device("cuda"):
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager")
+        model = AutoModelForCausalLM.from_config(
+            config, dtype=torch.float32, attn_implementation="eager"
+        )
     model.eval()
     state = dict(model.named_parameters())
     seen = set()
@@ -122,7 +149,10 @@ def check_model(folder: Path) -> None:
         if entry["dtype"] != "bf16":
             continue
         flat = torch.empty(count, dtype=torch.bfloat16, device="cuda")
-        check(driver().cuMemcpyDtoD(flat.data_ptr(), target.addresses.weights[number], count * 2), "copy")
+        check(
+            driver().cuMemcpyDtoD(flat.data_ptr(), target.addresses.weights[number], count * 2),
+            "copy",
+        )
         at = 0
         for name in entry["name"].split("+"):
             if name not in state:
@@ -157,8 +187,13 @@ def check_model(folder: Path) -> None:
             usual = float(np.linalg.norm(rounded - want) / np.linalg.norm(want))
             gap = float(want.max() - want[ids[row]])
             spread = float(want.std())
-            report(f"check {label} row {row}", error=error, transformers_bf16_error=usual,
-                   same=bool(want.argmax() == ids[row]), gap_std=gap / spread)
+            report(
+                f"check {label} row {row}",
+                error=error,
+                transformers_bf16_error=usual,
+                same=bool(want.argmax() == ids[row]),
+                gap_std=gap / spread,
+            )
             worst_usual.append(usual)
             if error > 2 * max(worst_usual) + 0.01:
                 failures.append((label, row, error, usual))
@@ -177,10 +212,14 @@ def check_model(folder: Path) -> None:
     compare("second chunk", logits, ids, [sequences[1]])
     logits, ids = run(keys[0], [(prompts[0], 0)])
     compare("prefill 1", logits, ids, [prompts[0]])
-    # The same request in another row, beside other rows and padding, at the same key: the same bits.
+    # The same request in another row, beside other rows and padding, at the same key: the same
+    # bits.
     first, _ = run(keys[3], [([5], 0), ([9], 0), ([11], 0)])
     second, _ = run(keys[3], [([9], 0), ([77], 0), ([5], 0), ([3], 0)])
-    report("rows independent", same=bool((first[0] == second[2]).all() and (first[1] == second[0]).all()))
+    report(
+        "rows independent",
+        same=bool((first[0] == second[2]).all() and (first[1] == second[0]).all()),
+    )
     assert not failures, failures
     torch.cuda.empty_cache()
     target.close()
@@ -188,7 +227,8 @@ def check_model(folder: Path) -> None:
 
 def count_edges(target: CudaTarget, key: GraphKey) -> dict[str, int]:
     """Count a graph's edges, and how many of them are programmatic."""
-    from blink_runtime.cuda_driver import Capture, check, driver
+    from blink_runtime.cuda_driver import check, driver
+    from blink_runtime.cuda_graphs import Capture
 
     cu = driver()
     with Capture(target.stream) as capture:
@@ -213,7 +253,9 @@ def replay(folder: Path, cases: Sequence[tuple[str, int, int, int]]) -> None:
     vocab = target.launches["vocab_size"]
     for key, exec_, (_, _, _, length) in zip(keys, target.execs, cases, strict=True):
         lanes = key.batch
-        write_pages(target, lanes, min(target.plan.max_pages_per_lane, target.plan.num_kv_pages // lanes))
+        write_pages(
+            target, lanes, min(target.plan.max_pages_per_lane, target.plan.num_kv_pages // lanes)
+        )
         if key.kind == "decode":
             rows = [(rng.integers(0, vocab, 1).tolist(), length - 1) for _ in range(lanes)]
         else:
@@ -229,28 +271,35 @@ def replay(folder: Path, cases: Sequence[tuple[str, int, int, int]]) -> None:
             end.record(target.stream)
             if trial:
                 times.append(end.milliseconds_since(start) / repeats)
-        report(f"replay {key.kind} batch={key.batch} seqlen={key.seqlen} length={length}",
-               ms=statistics.median(times))
+        report(
+            f"replay {key.kind} batch={key.batch} seqlen={key.seqlen} length={length}",
+            ms=statistics.median(times),
+        )
     target.close()
 
 
+def _launch_early(early: bool, item: Launch, stream: Stream) -> None:
+    cuda_driver_launch(replace(item, early=early), stream)
+
+
+def _always(chosen: Any, *_sizes: int) -> Any:
+    return chosen
+
+
 def override(settings: str) -> None:
-    """Try variants: `early=0` (no programmatic launch), `gemv=NAME` (an instance for every small product),
+    """Try variants: `early=0` (no programmatic launch), `gemv=NAME` (an instance for every small
+    product),
     `stream=N` (our products up to N rows)."""
-    from dataclasses import replace
-
     from blink_runtime import cuda_kernels, cuda_steps
-
     from blinkc.engine.cuda_instances import GEMV_INSTANCES
 
     for setting in settings.split("+"):
         name, _, value = setting.partition(":")
         if name == "early":
-            plain = cuda_steps.launch
-            cuda_steps.launch = lambda item, stream: plain(replace(item, early=value == "1"), stream)
+            cuda_steps.launch = partial(_launch_early, value == "1")
         elif name == "gemv":
             chosen = next(g for g in GEMV_INSTANCES if g.name == value)
-            cuda_kernels.choose_gemv = lambda *sizes: chosen
+            cuda_kernels.choose_gemv = partial(_always, chosen)
         elif name == "stream":
             cuda_steps.MAX_STREAM_ROWS = int(value)
         elif name == "reset":
@@ -261,24 +310,39 @@ def override(settings: str) -> None:
 
 
 def profile(folder: Path, key: GraphKey, length: int) -> None:
-    """Time each kind of operation of a step alone, in a graph of its own, to see where a step's time goes."""
+    """Time each kind of operation of a step alone, in a graph of its own, to see where a step's
+    time goes."""
     from collections import defaultdict
 
-    from blink_runtime.cuda_driver import Capture, GraphExec, launch
+    from blink_runtime.cuda_graphs import Capture, GraphExec, launch
 
     target = load(folder, "none", keys=(key,))
-    write_pages(target, key.batch, min(target.plan.max_pages_per_lane, target.plan.num_kv_pages // key.batch))
-    rows = [([1], length - 1)] * key.batch if key.kind == "decode" else [([1] * length, 0)] * key.batch
+    write_pages(
+        target,
+        key.batch,
+        min(target.plan.max_pages_per_lane, target.plan.num_kv_pages // key.batch),
+    )
+    rows = (
+        [([1], length - 1)] * key.batch if key.kind == "decode" else [([1] * length, 0)] * key.batch
+    )
     write_step(target, key, rows, 1)
     groups: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for entry in target.launches["steps"]:
-        name = entry.get("kernel") or (f"gemm {entry['n']}x{entry['k']}" if entry["op"] == "gemm" else entry["op"])
+        name = entry.get("kernel") or (
+            f"gemm {entry['n']}x{entry['k']}" if entry["op"] == "gemm" else entry["op"]
+        )
         groups[name].append(entry)
     for name, entries in groups.items():
         with Capture(target.stream) as capture:
             for entry in entries:
                 if entry["op"] == "gemm":
-                    target.steps._product(entry, key.batch if entry["rows"] == "samples" or key.kind == "decode" else key.seqlen, target.stream)
+                    target.steps._product(
+                        entry,
+                        key.batch
+                        if entry["rows"] == "samples" or key.kind == "decode"
+                        else key.seqlen,
+                        target.stream,
+                    )
                 else:
                     for item in target.steps._expand(entry, key):
                         launch(item, target.stream)
@@ -290,18 +354,22 @@ def profile(folder: Path, key: GraphKey, length: int) -> None:
             run.launch(target.stream)
             end.record(target.stream)
             times.append(end.milliseconds_since(start))
-        report(f"profile {key.kind} {key.batch}x{key.seqlen}: {name} x{len(entries)}", total_ms=statistics.median(times),
-               each_us=statistics.median(times) / len(entries) * 1000)
+        report(
+            f"profile {key.kind} {key.batch}x{key.seqlen}: {name} x{len(entries)}",
+            total_ms=statistics.median(times),
+            each_us=statistics.median(times) / len(entries) * 1000,
+        )
         run.close()
     target.close()
 
 
 def compare_chained(folder: Path, cases: Sequence[tuple[str, int, int, int]]) -> None:
-    """Say what the scheduler as last node adds: the graph with it against the graph without, interleaved.
+    """Say what the scheduler as last node adds: the graph with it against the graph without,
+    interleaved.
 
     The scheduler's kernel runs its policy on a ring without requests, and launches nothing.
     """
-    from blink_runtime.cuda_driver import Capture, GraphExec, launch
+    from blink_runtime.cuda_graphs import Capture, GraphExec, launch
 
     keys = tuple(GraphKey(kind, batch, seqlen) for kind, batch, seqlen, _ in cases)
     context = Context()
@@ -335,20 +403,29 @@ def compare_chained(folder: Path, cases: Sequence[tuple[str, int, int, int]]) ->
                 times.append(end.milliseconds_since(start) / 4)
             ratios.append(times[1] / times[0] - 1)
             plain.append(times[0])
-        report(f"scheduler as last node {key.kind} {key.batch}x{key.seqlen}", plain_ms=statistics.median(plain),
-               added_percent=100 * statistics.median(ratios))
+        report(
+            f"scheduler as last node {key.kind} {key.batch}x{key.seqlen}",
+            plain_ms=statistics.median(plain),
+            added_percent=100 * statistics.median(ratios),
+        )
     target.close()
 
 
-def serve(folder: Path, placement: str, jobs: Sequence[tuple[int, int, int]], keys_limit: int = 0) -> None:
-    """Serve requests from a ring in mapped memory: (requests at once, prompt tokens, output tokens)."""
+def serve(
+    folder: Path, placement: str, jobs: Sequence[tuple[int, int, int]], keys_limit: int = 0
+) -> None:
+    """Serve requests from a ring in mapped memory: (requests at once, prompt tokens, output
+    tokens)."""
     context = Context()
     plan = load_plan(folder)
     ring = RingMemory(plan, lambda size: MappedBuffer(size, "the ring"))
     started = time.monotonic()
     target = load(folder, placement, ring=ring.memory, context=context)
-    report(f"load {placement}", total_s=time.monotonic() - started,
-           **{name: getattr(target.report, name) for name in target.report.__slots__})
+    report(
+        f"load {placement}",
+        total_s=time.monotonic() - started,
+        **{name: getattr(target.report, name) for name in target.report.__slots__},
+    )
     target.start()
     rng = np.random.default_rng(2)
     try:
@@ -360,7 +437,12 @@ def serve(folder: Path, placement: str, jobs: Sequence[tuple[int, int, int]], ke
         started = time.monotonic()
         ring.stop()
         stopped = target.join(10.0)
-        report(f"stop {placement}", stopped=stopped, seconds=time.monotonic() - started, **ring.summary())
+        report(
+            f"stop {placement}",
+            stopped=stopped,
+            seconds=time.monotonic() - started,
+            **ring.summary(),
+        )
         if not stopped:
             os._exit(3)
     target.close()
@@ -391,7 +473,16 @@ def main() -> None:
             serve(folder, placement, [tuple(map(int, j.split(":"))) for j in jobs])  # type: ignore[misc]
     if "OUT" in os.environ and RESULTS:
         path = Path(os.environ["OUT"], f"{folder.name}_{'_'.join(sys.argv[2].split('=')[:1])}.json")
-        path.write_text(json.dumps({"abi": abi.constants()["BLINK_ABI_VERSION"], "command": sys.argv, "results": RESULTS}, indent=1))
+        path.write_text(
+            json.dumps(
+                {
+                    "abi": abi.constants()["BLINK_ABI_VERSION"],
+                    "command": sys.argv,
+                    "results": RESULTS,
+                },
+                indent=1,
+            )
+        )
 
 
 if __name__ == "__main__":

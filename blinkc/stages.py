@@ -40,9 +40,6 @@ TOOLS: dict[str, tuple[str, ...]] = {
     "codegen": ("jinja2", "c++"),
 }
 
-# The kernels' headers have plain constexpr functions, for the host's tests too.
-KERNEL_FLAGS = ("-default-device",)
-
 FACTS_NAME = "facts.json"
 
 
@@ -222,15 +219,13 @@ def generate_code(
     if config.on_gpu:
         from blinkc.codegen.compile_cuda import compile_cuda
         from blinkc.engine.cuda import render_cuda_model
+        from blinkc.engine.cuda_source import compile_kernels
 
         model = render_cuda_model(segmented, plan)
         (folder / "launches.json").write_text(json.dumps(model.launches, indent=1))
-        kernels = {"kernels.cu": model.source}
         (folder / "scheduler.cubin").write_bytes(compile_cuda(sources, config.architecture))
-        (folder / "kernels.cubin").write_bytes(
-            compile_cuda(kernels, config.architecture, flags=KERNEL_FLAGS)
-        )
-        sources |= kernels
+        (folder / "kernels.cubin").write_bytes(compile_kernels(model.source, config.architecture))
+        sources["kernels.cu"] = model.source
     else:
         from blinkc.codegen.compile_cpu import compile_cpu
         from blinkc.engine.cpu import render_cpu_model

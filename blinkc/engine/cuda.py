@@ -1,7 +1,8 @@
 """Engine `cuda`: segmented model + capture plan -> kernels.cu and the step's launch list.
 
-The launch list is plain JSON that the loader expands for every graph key: each entry names an operation, its
-buffers (by place in the arena, step buffer or weight number) and sizes; only rows differ between keys.
+The launch list is plain JSON that the loader expands for every graph key: each entry names an
+operation, its buffers (by place in the arena, step buffer or weight number) and sizes; only rows
+differ between keys.
 """
 
 from __future__ import annotations
@@ -54,7 +55,8 @@ class _HalfLogits:
 
 
 def _widened(kernel: RowKernel, output: str) -> str | None:
-    """Return the half buffer that a row kernel copies to the fp32 `output`, if it does nothing else."""
+    """Return the half buffer that a row kernel copies to the fp32 `output`, if it does nothing
+    else."""
     if kernel.outputs != (output,) or len(kernel.body) != 1 or not isinstance(kernel.body[0], Map):
         return None
     statement = kernel.body[0]
@@ -105,9 +107,7 @@ class _Renderer:
                 {"name": ref.name, "shape": list(ref.shape), "dtype": ref.dtype}
                 for ref in model.weights.values()
             ],
-            "kv_layers": [
-                [layer.num_kv_heads, layer.head_dim] for layer in plan.kv_layers
-            ],
+            "kv_layers": [[layer.num_kv_heads, layer.head_dim] for layer in plan.kv_layers],
             "vocab_size": model.spec.vocab_size,
             "steps": steps,
         }
@@ -154,7 +154,10 @@ class _Renderer:
             if call.op == "PagedAttention":
                 given = call.attributes
                 heads.add(
-                    (int(given["head_dim"]), int(given["num_q_heads"]) // int(given["num_kv_heads"]))
+                    (
+                        int(given["head_dim"]),
+                        int(given["num_q_heads"]) // int(given["num_kv_heads"]),
+                    )
                 )
             elif call.op == "MoeExperts":
                 activations.add(self._activation(call))
@@ -162,7 +165,9 @@ class _Renderer:
             elif call.op == "Sample":
                 logits = self.sampled.dtype if self.sampled else self._dtype(call.activations[0])
         if len(activations) > 1:
-            raise BlinkError(f"experts with different activations: {', '.join(sorted(activations))}")
+            raise BlinkError(
+                f"experts with different activations: {', '.join(sorted(activations))}"
+            )
         return CudaNeeds(
             dtype=self.segmented.spec.dtype,
             heads=tuple(sorted(heads)),
@@ -175,7 +180,8 @@ class _Renderer:
 
     def _activation(self, call: CutOpCall) -> str:
         spec = next(
-            (s for s in self.segmented.spec.experts if s.layer == int(call.attributes["layer"])), None
+            (s for s in self.segmented.spec.experts if s.layer == int(call.attributes["layer"])),
+            None,
         )
         return str(call.attributes.get("activation", spec.activation if spec else ""))
 
@@ -238,7 +244,10 @@ class _Renderer:
     def _segment(self, number: int, call: SegmentCall) -> list[dict[str, Any]]:
         program = self.programs[call.segment]
         bound = {
-            **{v.name: self._value(n) for v, n in zip(program.inputs, call.activations, strict=True)},
+            **{
+                v.name: self._value(n)
+                for v, n in zip(program.inputs, call.activations, strict=True)
+            },
             **{v.name: self._value(n) for v, n in zip(program.outputs, call.outputs, strict=True)},
             **{v.name: self._value(f"call{number}.{v.name}") for v in program.intermediates},
             **{w.name: self._weight(n) for w, n in zip(program.weights, call.weights, strict=True)},
@@ -304,7 +313,7 @@ class _Renderer:
         if hidden % 128 or intermediate % 32:
             raise BlinkError(
                 f"experts of layer {call.attributes['layer']}: sizes {hidden} and {intermediate}",
-                hint="the cuda engine takes hidden sizes in steps of 128, intermediate in steps of 32",
+                hint="the cuda engine takes hidden sizes in steps of 128, inner ones of 32",
             )
         return {
             "op": "experts",

@@ -1,4 +1,5 @@
-"""Which instances of the streaming product (gemv.cuh) every CUDA model gets; read by compiler and loader."""
+"""Which instances of the streaming product (gemv.cuh) every CUDA model gets; read by compiler and
+loader."""
 
 from __future__ import annotations
 
@@ -9,8 +10,9 @@ from dataclasses import dataclass
 class GemvInstance:
     """Template arguments of one instance.
 
-    A block's `warps` split K; `depth` steps are in flight; a work item is `tiles` times 8 weight rows by
-    `row_tiles` times 8 activation rows. `input_shared`: the activations stay in shared memory.
+    A block's `warps` split K; `depth` steps are in flight; a work item is `tiles` times 8 weight
+    rows by `row_tiles` times 8 activation rows. `input_shared`: the activations stay in shared
+    memory.
     """
 
     name: str
@@ -35,10 +37,13 @@ GEMV_INSTANCES = (
 )
 
 
-def decode_attention_warps(head_dim: int, wide: bool) -> int:
-    """Return the warps of a decode attention block: as many as registers and shared memory let one
-    multiprocessor hold; a row's latency falls with them."""
-    return 4 if wide or head_dim > 128 else 8
+def decode_attention_warps(head_dim: int, wide: bool) -> tuple[int, ...]:
+    """Return the sizes of decode attention's blocks, in warps.
+
+    Large blocks make one row quick, small ones overlap many rows on a multiprocessor. Wide groups
+    and heads want more registers and have small blocks alone.
+    """
+    return (4,) if wide or head_dim > 128 else (8, 4)
 
 
 EXPERT_STREAM_WARPS = 8

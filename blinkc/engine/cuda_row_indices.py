@@ -37,7 +37,8 @@ def _expr_mentions(expr: Expr, position: int) -> bool:
 
 
 def is_contiguous(index: Index, position: int, width: int) -> bool:
-    """Say whether `width` neighbours of a loop variable are neighbours in memory, on a boundary of `width`.
+    """Say whether `width` neighbours of a loop variable are neighbours in memory, on a boundary of
+    `width`.
 
     The variable is taken at multiples of `width`.
     """

@@ -1,8 +1,9 @@
 """Row kernels of the Program IR as CUDA: one RowKernel -> source and launch facts of one kernel.
 
-A row is one block. A kernel whose statements share nothing is spread over several blocks a row instead.
-Elementwise loops go over threads; a reduction over the block, a warp or a thread, whichever its sizes suit;
-a barrier stands only where a statement touches what an earlier one wrote or read.
+A row is one block. A kernel whose statements share nothing is spread over several blocks a row
+instead. Elementwise loops go over threads; a reduction over the block, a warp or a thread,
+whichever its sizes suit; a barrier stands only where a statement touches what an earlier one wrote
+or read.
 """
 
 from __future__ import annotations
@@ -11,12 +12,9 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from blinkc.engine.cuda_row_indices import is_contiguous, mentions, places
+from blinkc.engine.cuda_row_facts import RowFacts, num_points
 from blinkc.engine.print_c import CPrinter, dtype_of, print_number
 from blinkc.engine.program import (
-    Expr,
     Load,
     Map,
     Program,
@@ -26,13 +24,8 @@ from blinkc.engine.program import (
     Statement,
     Store,
     TopK,
-    index_exprs,
-    loads,
-    reads,
-    stores,
-    writes,
 )
-from blinkc.errors import BlinkError, InternalError
+from blinkc.errors import BlinkError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -81,8 +74,8 @@ _REDUCTIONS = {"sum": "Sum", "prod": "Product", "max": "Largest", "min": "Smalle
 class CudaRowKernel:
     """A rendered row kernel and how to launch it.
 
-    Grid: (rows, blocks_per_row). `arguments` are buffer names of the program, in the order of the kernel's
-    parameters.
+    Grid: (rows, blocks_per_row). `arguments` are buffer names of the program, in the order of the
+    kernel's parameters.
     """
 
     name: str
@@ -113,7 +106,8 @@ class _Printer(CPrinter):
 
 @dataclass(slots=True)
 class _Vector:
-    """Accesses of the statement being printed that move `width` neighbours of a loop variable at once."""
+    """Accesses of the statement being printed that move `width` neighbours of a loop variable at
+    once."""
 
     position: int
     width: int
@@ -121,43 +115,12 @@ class _Vector:
     stores: list[tuple[str, str, str]] = field(default_factory=list)  # name, first element, type
 
 
-def _points(extents: Sequence[int]) -> int:
-    return math.prod(extents)
-
-
-class _Renderer:
+class _Renderer(RowFacts):
     def __init__(self, program: Program, kernel: RowKernel, name: str) -> None:
-        self.kernel = kernel
-        self.name = name
-        self.values = {
-            v.name: v for v in (*program.inputs, *program.outputs, *program.intermediates)
-        }
-        self.weights = {w.name: w for w in program.weights}
-        self.constants = {c.name: c for c in program.constants}
-        self.temporaries = {t.name: t for t in kernel.temporaries}
+        super().__init__(program, kernel, name)
         self.printer = _Printer(self._load, _FUNCTIONS, _SCALAR)
         self.lines: list[str] = []
         self.vector: _Vector | None = None
-        used = {load.buffer for s in kernel.body for load in self._all_loads(s)}
-        used |= {store.buffer for s in kernel.body for store in stores(s)}
-        self.names: dict[str, str] = {}
-        for prefix, group in (("v", self.values), ("w", self.weights), ("t", self.temporaries)):
-            for number, buffer in enumerate(n for n in group if n in used):
-                self.names[buffer] = f"{prefix}{number}"
-        self.used_constants = [c for c in self.constants if c in used]
-        for number, buffer in enumerate(self.used_constants):
-            self.names[buffer] = f"{name}_c{number}"
-        self.arguments = tuple(
-            buffer for buffer in self.names if buffer in self.values or buffer in self.weights
-        )
-        self.written = {store.buffer for s in kernel.body for store in stores(s)}
-
-    @staticmethod
-    def _all_loads(statement: Statement) -> list[Load]:
-        found = list(loads(statement.expr))
-        for store in stores(statement):
-            found += [x for e in _index_loads(store) for x in loads(e)]
-        return found
 
     def render(self) -> CudaRowKernel:
         spread = self._can_spread()
@@ -179,92 +142,6 @@ class _Renderer:
             arguments=self.arguments,
         )
 
-    def _work_items(self, s: Statement) -> int:
-        """Return how many threads a statement can keep busy, each with one vector."""
-        points = _points(s.extents)
-        if isinstance(s, Reduce):
-            inner = _points(s.reduce_extents)
-            width = self._reduce_width(s)
-            per_point = {"block": inner // self._vector_width(s), "warp": 32, "thread": 1}[width]
-            return points * max(per_point, 1)
-        if isinstance(s, Map) and not s.sequential:
-            return max(points // self._vector_width(s), 1)
-        return points * 32 if isinstance(s, TopK) else points
-
-    def _vector_width(self, s: Map | Reduce) -> int:
-        """Return how many neighbours along its last loop a thread of a statement takes at once."""
-        if isinstance(s, Map) and (s.accumulate != "none" or s.sequential):
-            return 1
-        axes = s.reduce_extents if isinstance(s, Reduce) else s.extents
-        if not axes:
-            return 1
-        position = len(s.extents) + len(axes) - 1 if isinstance(s, Reduce) else len(axes) - 1
-        lanes = 32 if isinstance(s, Reduce) and self._reduce_width(s) == "warp" else 1
-        for width in (8, 4):
-            fits = axes[-1] % width == 0 and _points(axes) // width >= lanes
-            if fits and self._mostly_contiguous(s, position, width):
-                return width
-        return 1
-
-    def _mostly_contiguous(self, s: Map | Reduce, position: int, width: int) -> bool:
-        targets = [] if isinstance(s, Reduce) else [store for store in s.stores]
-        accesses = [self._is_vector(x, position, width) for x in (*loads(s.expr), *targets)]
-        known = [x for x in accesses if x is not None]
-        return sum(known) * 2 > len(known)
-
-    def _is_vector(self, x: Load | Store, position: int, width: int) -> bool | None:
-        """Say whether an access moves neighbours as one vector; None where the loop does not move it."""
-        row = x.row if isinstance(x, Load) else None
-        if not mentions(x.index, position) and (row is None or not mentions(row, position)):
-            return None
-        if x.buffer in self.constants or (row is not None and mentions(row, position)):
-            return False
-        if x.buffer in self.values and self.values[x.buffer].size % width:
-            return False
-        if self._dtype(x.buffer) == "bool":
-            return False
-        return is_contiguous(x.index, position, width)
-
-    def _dtype(self, buffer: str) -> str:
-        """Return what a buffer is stored in."""
-        for group in (self.values, self.weights, self.temporaries, self.constants):
-            if buffer in group:
-                return str(group[buffer].dtype)
-        raise InternalError(f"row kernel {self.kernel.name} names an unknown buffer {buffer}")
-
-    def _can_spread(self) -> bool:
-        """Say whether no statement depends on another, so that blocks may share out their points."""
-        if self.temporaries:
-            return False
-        for s in self.kernel.body:
-            if not isinstance(s, Map | Reduce) or (isinstance(s, Map) and s.sequential):
-                return False
-            if isinstance(s, Reduce) and self._reduce_width(s) == "block":
-                return False
-            if reads(s) & self.written:
-                return False
-        return not self._stores_meet()
-
-    def _stores_meet(self) -> bool:
-        """Say whether two statements write the same place, so that their order matters."""
-        body = self.kernel.body
-        return any(_meet(a, b) for i, b in enumerate(body) for a in body[:i])
-
-    def _levels(self) -> list[list[Statement]]:
-        """Group the statements so that those of one level do not touch each other's results."""
-        body = self.kernel.body
-        level: list[int] = []
-        for i, late in enumerate(body):
-            needs = -1
-            for early, at in zip(body[:i], level, strict=True):
-                touches = (reads(late) & writes(early)) | (writes(late) & reads(early))
-                if touches or _meet(early, late):
-                    needs = max(needs, at)
-            level.append(needs + 1)
-        return [
-            [s for s, at in zip(body, level, strict=True) if at == n] for n in range(max(level) + 1)
-        ]
-
     def _place_temporaries(self) -> int:
         offset = 0
         for temporary in self.temporaries.values():
@@ -272,7 +149,8 @@ class _Renderer:
                 continue
             kind = STORAGE[temporary.dtype]
             self.lines.append(
-                f"{kind}* {self.names[temporary.name]} = reinterpret_cast<{kind}*>(shared + {offset});"
+                f"{kind}* {self.names[temporary.name]} = "
+                f"reinterpret_cast<{kind}*>(shared + {offset});"
             )
             offset += -(-temporary.size * BYTES[temporary.dtype] // 16) * 16
         if offset > MAX_SHARED_BYTES:
@@ -296,9 +174,14 @@ class _Renderer:
             constant = self.constants[buffer]
             numbers = ", ".join(print_number(x.item(), constant.dtype) for x in constant.array)
             tables.append(
-                f"__device__ const {STORAGE[constant.dtype]} {self.names[buffer]}[] = {{{numbers}}};\n"
+                f"__device__ const {STORAGE[constant.dtype]} {self.names[buffer]}[] = "
+                f"{{{numbers}}};\n"
             )
-        shared = "  extern __shared__ __align__(128) unsigned char shared[];\n" if self.temporaries else ""
+        shared = (
+            "  extern __shared__ __align__(128) unsigned char shared[];\n"
+            if self.temporaries
+            else ""
+        )
         body = "\n".join(f"  {line}" for line in self.lines)
         early = "".join(
             f"  prefetch_weight({self.names[w.name]}, {math.prod(w.shape)});\n"
@@ -307,12 +190,15 @@ class _Renderer:
         )
         return (
             f"{''.join(tables)}__global__ __launch_bounds__({threads}) void {self.name}("
-            f"{', '.join(parameters)}) {{\n{shared}  let_next_start();\n{early}  wait_for_previous();\n"
+            f"{', '.join(parameters)}) {{\n{shared}  let_next_start();\n{early}"
+            "  wait_for_previous();\n"
             f"  const int row = blockIdx.x;\n{body}\n}}\n"
         )
 
     def _body(self, spread: bool) -> None:
-        if any(isinstance(s, Reduce) and self._reduce_width(s) == "block" for s in self.kernel.body):
+        if any(
+            isinstance(s, Reduce) and self._reduce_width(s) == "block" for s in self.kernel.body
+        ):
             self.lines.append("__shared__ float reduce_scratch[32];")
         for number, level in enumerate(self._levels()):
             if number > 0:
@@ -358,7 +244,8 @@ class _Renderer:
         return f"{place} = {value};"
 
     def _vectorized(self, position: int, width: int, inner: Callable[[], list[str]]) -> list[str]:
-        """Print `inner` for `width` neighbours of a loop variable, moving them as vectors where they lie so."""
+        """Print `inner` for `width` neighbours of a loop variable, moving them as vectors where
+        they lie so."""
         if width == 1:
             return inner()
         self.vector = vector = _Vector(position=position, width=width)
@@ -366,7 +253,10 @@ class _Renderer:
         self.vector = None
         var = f"i{position}"
         return [
-            *(f"const auto {n} = load_vector<{width}>(&{place});" for place, n in vector.loads.items()),
+            *(
+                f"const auto {n} = load_vector<{width}>(&{place});"
+                for place, n in vector.loads.items()
+            ),
             *(f"Vector<{kind}, {width}> {n};" for n, _, kind in vector.stores),
             f"const int {var}_base = {var};",
             "#pragma unroll",
@@ -387,13 +277,15 @@ class _Renderer:
 
     def _variables(self, extents: Sequence[int], flat: str, first: int = 0) -> list[str]:
         """Decompose `flat` into the loop variables, last one fastest."""
-        out, inner = [], _points(extents)
+        out, inner = [], num_points(extents)
         for position, extent in enumerate(extents):
             inner //= extent
             text = flat if inner == 1 else f"{flat} / {inner}"
             if position > 0 and extent > 1:
                 text = f"({text}) % {extent}" if inner > 1 else f"{flat} % {extent}"
-            out.append(f"[[maybe_unused]] const int i{first + position} = {text if extent > 1 else '0'};")
+            out.append(
+                f"[[maybe_unused]] const int i{first + position} = {text if extent > 1 else '0'};"
+            )
         return out
 
     def _thread_loop(self, points: int, spread: bool) -> str:
@@ -405,7 +297,7 @@ class _Renderer:
         return f"for (int p = threadIdx.x; p < {points}; p += blockDim.x) {{"
 
     def _map(self, m: Map, spread: bool) -> None:
-        points, width = _points(m.extents), self._vector_width(m)
+        points, width = num_points(m.extents), self._vector_width(m)
         flat = "p" if width == 1 else f"(p * {width})"
         if m.sequential:
             self.lines += [f"if (threadIdx.x == 0) for (int p = 0; p < {points}; ++p) {{"]
@@ -437,19 +329,14 @@ class _Renderer:
             lines.append(self._store(store, combined))
         return lines
 
-    @staticmethod
-    def _reduce_width(r: Reduce) -> str:
-        points, inner = _points(r.extents), _points(r.reduce_extents)
-        if inner >= 256 and points <= 8:
-            return "block"
-        return "warp" if inner >= 8 else "thread"
-
     def _reduce(self, r: Reduce, spread: bool) -> None:
-        points, inner = _points(r.extents), _points(r.reduce_extents)
+        points, inner = num_points(r.extents), num_points(r.reduce_extents)
         scalar = "int32_t" if dtype_of(r.expr) in ("int32", "bool") else "float"
         op = f"{_REDUCTIONS[r.op]}<{scalar}>"
         width, vector = self._reduce_width(r), self._vector_width(r)
-        warp_start = "(blockIdx.y * blockDim.x + threadIdx.x) / 32" if spread else "threadIdx.x / 32"
+        warp_start = (
+            "(blockIdx.y * blockDim.x + threadIdx.x) / 32" if spread else "threadIdx.x / 32"
+        )
         warp_step = "blockDim.x * gridDim.y / 32" if spread else "blockDim.x / 32"
         start = {
             "block": f"for (int p = 0; p < {points}; ++p) {{",
@@ -488,7 +375,7 @@ class _Renderer:
                 f"row kernel {self.kernel.name}: TopK over {k.length} {dtype_of(k.expr)} values; "
                 f"the cuda engine takes up to {MAX_RANKED} floating-point ones"
             )
-        points, lanes = _points(k.extents), -(-k.length // 32)
+        points, lanes = num_points(k.extents), -(-k.length // 32)
         var = f"i{len(k.extents)}"
         self.lines += [f"for (int p = threadIdx.x / 32; p < {points}; p += blockDim.x / 32) {{"]
         self.lines += self._variables(k.extents, "p")
@@ -497,7 +384,8 @@ class _Renderer:
             "#pragma unroll",
             f"for (int j = 0; j < {lanes}; ++j) {{",
             f"const int {var} = j * 32 + threadIdx.x % 32;",
-            f"rank[j] = 0; if ({var} < {k.length}) rank[j] = rank_key({self.printer.expr(k.expr)}, {var});",
+            f"rank[j] = 0; if ({var} < {k.length}) "
+            f"rank[j] = rank_key({self.printer.expr(k.expr)}, {var});",
             "}",
             f"for (int {var} = 0; {var} < {k.k}; ++{var}) {{",
             "unsigned long long best = 0;",
@@ -517,7 +405,7 @@ class _Renderer:
         scalar = "int32_t" if dtype_of(s.expr) in ("int32", "bool") else "float"
         at = f"{s.length - 1} - step" if s.reverse else "step"
         write = self._write(s.stores, "sum", "int32" if scalar == "int32_t" else "fp32")
-        self.lines += [self._thread_loop(_points(s.extents), False)]
+        self.lines += [self._thread_loop(num_points(s.extents), False)]
         self.lines += self._variables(s.extents, "p")
         self.lines += [
             f"{scalar} sum = 0;",
@@ -530,27 +418,3 @@ class _Renderer:
             "}",
             "}",
         ]
-
-
-def _store_extents(s: Statement) -> tuple[int, ...]:
-    """Return the extents of the loop variables that a statement's stores may use."""
-    if isinstance(s, TopK):
-        return (*s.extents, s.k)
-    return (*s.extents, s.length) if isinstance(s, Scan) else s.extents
-
-
-def _meet(a: Statement, b: Statement) -> bool:
-    """Say whether two statements may write the same place."""
-    for one in stores(a):
-        for other in stores(b):
-            if one.buffer != other.buffer:
-                continue
-            first = places(one.index, _store_extents(a))
-            second = places(other.index, _store_extents(b))
-            if first is None or second is None or np.intersect1d(first, second).size:
-                return True
-    return False
-
-
-def _index_loads(store: Store) -> list[Expr]:
-    return list(index_exprs(store.index))

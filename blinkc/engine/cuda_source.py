@@ -1,7 +1,7 @@
 """The CUDA source of a model's kernels: what the model needs -> one rendered .cu text.
 
-The kernels themselves are headers under blink/device/kernels; the template holds their instances, and row
-kernels come rendered from blinkc.engine.cuda_rows.
+The kernels themselves are headers under blink/device/kernels; the template holds their instances,
+and row kernels come rendered from blinkc.engine.cuda_rows.
 """
 
 from __future__ import annotations
@@ -85,12 +85,13 @@ def render_cuda_source(needs: CudaNeeds) -> str:
         gemv_variants=needs.gemv,
         heads=tuple(
             HeadInstance(
-                name=f"{dim}_wide" if wide else str(dim),
+                name=f"{dim}_{'wide' if wide else 'narrow'}_{warps}",
                 dim=dim,
                 wide="true" if wide else "false",
-                warps=decode_attention_warps(dim, wide),
+                warps=warps,
             )
             for dim, wide in heads
+            for warps in decode_attention_warps(dim, wide)
         ),
         head_dims=tuple(sorted({dim for dim, _ in heads})),
         activation=ACTIVATIONS[needs.activation] if needs.activation else "",
@@ -99,3 +100,15 @@ def render_cuda_source(needs: CudaNeeds) -> str:
         row_kernels=needs.row_kernels,
     )
     return render_template("cuda_kernels.cu.jinja", context)
+
+
+def compile_kernels(source: str, architecture: str) -> bytes:
+    """Compile what `render_cuda_source` returned; needs NVRTC and nvJitLink, neither GPU nor nvcc.
+
+    Raises:
+        BlinkError: the tools are missing, or reject the source; carries their log.
+    """
+    from blinkc.codegen.compile_cuda import compile_cuda
+
+    # The kernels' headers have plain constexpr functions, for the host's tests too.
+    return compile_cuda({"kernels.cu": source}, architecture, flags=("-default-device",))

@@ -1,6 +1,7 @@
 """cuBLASLt through its C interface: matrix products with measured algorithms that can be captured.
 
-Row-major out[m, n] = x[m, k] w[n, k]^T is column-major out^T = w x^T, so the weight is the first operand.
+Row-major out[m, n] = x[m, k] w[n, k]^T is column-major out^T = w x^T, so the weight is the first
+operand.
 """
 
 from __future__ import annotations
@@ -13,9 +14,8 @@ from ctypes import byref, c_float, c_int, c_int32, c_int64, c_size_t, c_uint64, 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from blinkc.errors import BlinkError
-
 from blink_runtime.cuda_driver import DeviceBuffer, Event
+from blinkc.errors import BlinkError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -139,8 +139,8 @@ def library_version() -> int:
 class CublasLt:
     """A handle, one workspace and the plans made so far.
 
-    `algorithms` maps `ProductShape.key` to the 8 words of a measured algorithm; give it what an earlier run
-    returned and nothing is measured again.
+    `algorithms` maps `ProductShape.key` to the 8 words of a measured algorithm; give it what an
+    earlier run returned and nothing is measured again.
     """
 
     def __init__(self, algorithms: dict[str, list[int]] | None = None) -> None:
@@ -155,7 +155,8 @@ class CublasLt:
     def product(
         self, shape: ProductShape, x: int, weight: int, bias: int, out: int, stream: Stream
     ) -> None:
-        """Put a product into the stream (or the graph being captured); its algorithm must be chosen."""
+        """Put a product into the stream (or the graph being captured); its algorithm must be
+        chosen."""
         plan = self._plan(shape)
         if plan.algo is None:
             raise BlinkError(f"product {shape.key} has no algorithm yet")
@@ -172,7 +173,8 @@ class CublasLt:
     ) -> None:
         """Pick the fastest of the heuristic's candidates, on the real buffers; outside any capture.
 
-        `weights` are several matrices of the shape (layers), taken in turn so that no cache holds them.
+        `weights` are several matrices of the shape (layers), taken in turn so that no cache holds
+        them.
         """
         plan = self._plan(shape)
         if plan.algo is not None:
@@ -184,7 +186,7 @@ class CublasLt:
             if self._run(plan, algo, x, weights[0], bias, out, stream) == 0:
                 plan.algo = algo
                 return
-        timed = []
+        timed: list[tuple[float, int, _Heuristic]] = []
         for candidate in self._candidates(plan, shape):
             if self._run(plan, candidate, x, weights[0], bias, out, stream) != 0:
                 continue
@@ -220,7 +222,15 @@ class CublasLt:
         results = (_Heuristic * _CANDIDATES)()
         found = c_int()
         status = self._lib.cublasLtMatmulAlgoGetHeuristic(
-            self._handle, plan.desc, plan.a, plan.b, plan.d, plan.d, preference, _CANDIDATES, results,
+            self._handle,
+            plan.desc,
+            plan.a,
+            plan.b,
+            plan.d,
+            plan.d,
+            preference,
+            _CANDIDATES,
+            results,
             byref(found),
         )
         self._lib.cublasLtMatmulPreferenceDestroy(preference)
@@ -228,16 +238,35 @@ class CublasLt:
         return [results[i] for i in range(found.value) if results[i].state == 0]
 
     def _run(
-        self, plan: _Plan, algo: _Heuristic, x: int, weight: int, bias: int, out: int, stream: Stream
+        self,
+        plan: _Plan,
+        algo: _Heuristic,
+        x: int,
+        weight: int,
+        bias: int,
+        out: int,
+        stream: Stream,
     ) -> int:
         if bias:
             plan.set_bias(self._lib, bias)
         one, zero = c_float(1.0), c_float(0.0)
         return int(
             self._lib.cublasLtMatmul(
-                self._handle, plan.desc, byref(one), c_void_p(weight), plan.a, c_void_p(x), plan.b,
-                byref(zero), c_void_p(out), plan.d, c_void_p(out), plan.d, byref(algo),
-                c_void_p(self.workspace.address), c_size_t(WORKSPACE_BYTES),
+                self._handle,
+                plan.desc,
+                byref(one),
+                c_void_p(weight),
+                plan.a,
+                c_void_p(x),
+                plan.b,
+                byref(zero),
+                c_void_p(out),
+                plan.d,
+                c_void_p(out),
+                plan.d,
+                byref(algo),
+                c_void_p(self.workspace.address),
+                c_size_t(WORKSPACE_BYTES),
                 c_void_p(int(stream.handle)),
             )
         )

@@ -1,4 +1,5 @@
-"""A bundle for a GPU -> a running `CudaTarget` over a ring in pinned host memory (transport `mapped`)."""
+"""A bundle for a GPU -> a running `CudaTarget` over a ring in pinned host memory (transport
+`mapped`)."""
 
 from __future__ import annotations
 
@@ -8,11 +9,10 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from blinkc.capture.plan import CapturePlan, plan_from_json
-from blinkc.errors import BlinkError
-
 from blink_runtime.cuda_driver import Context, MappedBuffer, check, driver
 from blink_runtime.cuda_target import CudaFiles, CudaTarget
+from blinkc.capture.plan import CapturePlan, plan_from_json
+from blinkc.errors import BlinkError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -51,17 +51,24 @@ class AlgorithmCache:
     """Measured cuBLASLt algorithms on disk, one file for each GPU, library version and bundle."""
 
     def __init__(self, bundle: Bundle, gpu_name: str, version: int) -> None:
-        root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "blink" / "algorithms"
+        root = (
+            Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+            / "blink"
+            / "algorithms"
+        )
         name = "".join(c if c.isalnum() else "-" for c in f"{gpu_name}-{version}")
         digest = next(
-            (f.sha256[:16] for f in bundle.manifest.files if f.path == f"{_CODE}launches.json"), "none"
+            (f.sha256[:16] for f in bundle.manifest.files if f.path == f"{_CODE}launches.json"),
+            "none",
         )
         self._path = root / f"{name}-{digest}.json"
 
     def read(self) -> dict[str, list[int]]:
         """Return what is known; nothing where the file is missing or damaged."""
         try:
-            return {str(k): list(map(int, v)) for k, v in json.loads(self._path.read_text()).items()}
+            return {
+                str(k): list(map(int, v)) for k, v in json.loads(self._path.read_text()).items()
+            }
         except (OSError, ValueError, AttributeError, TypeError):
             return {}
 

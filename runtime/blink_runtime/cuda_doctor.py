@@ -1,4 +1,5 @@
-"""`blink-runtime doctor`: this machine -> one line for each thing a GPU target needs, and what to do."""
+"""`blink-runtime doctor`: this machine -> one line for each thing a GPU target needs, and what to
+do."""
 
 from __future__ import annotations
 
@@ -14,9 +15,12 @@ from blinkc.errors import BlinkError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from blink_runtime.cuda_driver import Context, GraphExec, Module, Stream
+    from blink_runtime.cuda_driver import Context, Module, Stream
+    from blink_runtime.cuda_graphs import GraphExec
 
-MIN_DRIVER = 12040  # device-side graph launch with conditional-free relaunch; CUDA 13 kernels want 13000
+MIN_DRIVER = (
+    12040  # device-side graph launch with conditional-free relaunch; CUDA 13 kernels want 13000
+)
 WANTED_DRIVER = 13000
 _RELAUNCHES = 1000
 _WINDOW = 120
@@ -108,7 +112,8 @@ def _examine_sharing() -> Iterator[Finding]:
 
 
 def _examine_launch(context: Context) -> Finding:
-    """Run graphs that launch graphs: a tail relaunch, and a full window of fire-and-forget launches."""
+    """Run graphs that launch graphs: a tail relaunch, and a full window of fire-and-forget
+    launches."""
     try:
         seconds = _LaunchTest(context).run()
     except BlinkError as error:
@@ -128,10 +133,9 @@ def _examine_launch(context: Context) -> Finding:
 
 class _LaunchTest:
     def __init__(self, context: Context) -> None:
+        from blink_runtime.cuda_driver import DeviceBuffer, Module, Stream
         from blinkc.codegen.compile_cuda import compile_cuda
         from blinkc.resources import templates_folder
-
-        from blink_runtime.cuda_driver import DeviceBuffer, Module, Stream
 
         source = (templates_folder() / "doctor.cu").read_text(encoding="utf-8")
         architecture = context.spec.target
@@ -158,7 +162,7 @@ class _LaunchTest:
         return seconds
 
     def _graph(self, kernel: str, *args: c_uint64 | c_int32) -> GraphExec:
-        from blink_runtime.cuda_driver import Capture, GraphExec, Launch, launch
+        from blink_runtime.cuda_graphs import Capture, GraphExec, Launch, launch
 
         function = self._module.function(kernel)
         with Capture(self._stream) as capture:

@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING, Any
 from blinkc.errors import BlinkError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
     from types import TracebackType
 
 
@@ -68,7 +66,8 @@ class Context:
             check(cu.cuInit(0), "starting the CUDA driver")
         except RuntimeError as error:  # libcuda.so.1 is not there
             raise BlinkError(
-                f"no CUDA driver: {error}", hint="run on a machine with an NVIDIA GPU and its driver"
+                f"no CUDA driver: {error}",
+                hint="run on a machine with an NVIDIA GPU and its driver",
             ) from None
         count = check(cu.cuDeviceGetCount(), "counting GPUs")
         if ordinal >= count:
@@ -301,134 +300,6 @@ class Stream:
             self.handle = None
 
 
-@dataclass(frozen=True, slots=True)
-class Launch:
-    """One kernel launch: what to run, over what, with which arguments (ctypes scalars)."""
-
-    function: Function
-    grid: tuple[int, int, int]
-    block: int
-    shared_bytes: int
-    args: tuple[Any, ...]
-    early: bool = True  # programmatic dependent launch
-
-
-def launch(item: Launch, stream: Stream) -> None:
-    """Put a kernel into a stream (or the graph being captured from it)."""
-    cu = driver()
-    item.function.allow_shared(item.shared_bytes)
-    config = cu.CUlaunchConfig()
-    config.gridDimX, config.gridDimY, config.gridDimZ = item.grid
-    config.blockDimX, config.blockDimY, config.blockDimZ = item.block, 1, 1
-    config.sharedMemBytes = item.shared_bytes
-    config.hStream = stream.handle
-    if item.early:
-        attribute = cu.CUlaunchAttribute()
-        attribute.id = cu.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
-        attribute.value.programmaticStreamSerializationAllowed = 1
-        config.attrs = [attribute]
-        config.numAttrs = 1
-    pointers = (ctypes.c_void_p * max(len(item.args), 1))(
-        *(ctypes.addressof(arg) for arg in item.args)
-    )
-    check(
-        cu.cuLaunchKernelEx(config, item.function.handle, ctypes.addressof(pointers), 0),
-        f"launching kernel {item.function.name} over grid {item.grid}",
-    )
-
-
-class Graph:
-    """A captured graph, not yet executable."""
-
-    def __init__(self, handle: Any) -> None:
-        self.handle = handle
-
-    def num_nodes(self) -> int:
-        """Count the nodes."""
-        return int(check(driver().cuGraphGetNodes(self.handle, 0), "counting nodes")[-1])
-
-    def close(self) -> None:
-        """Destroy the graph; execs made of it live on."""
-        if self.handle is not None:
-            driver().cuGraphDestroy(self.handle)
-            self.handle = None
-
-
-class Capture:
-    """Records what is put into `stream` inside the `with` block; then `graph` holds it."""
-
-    def __init__(self, stream: Stream) -> None:
-        self._stream = stream
-        self.graph: Graph | None = None
-
-    def __enter__(self) -> Capture:
-        cu = driver()
-        mode = cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
-        check(cu.cuStreamBeginCapture(self._stream.handle, mode), "beginning a capture")
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        result = driver().cuStreamEndCapture(self._stream.handle)
-        if error is None:
-            self.graph = Graph(check(result, "ending a capture"))
-
-
-class GraphExec:
-    """An executable graph."""
-
-    def __init__(self, graph: Graph, *, device_launch: bool, name: str) -> None:
-        cu = driver()
-        params = cu.CUDA_GRAPH_INSTANTIATE_PARAMS()
-        if device_launch:
-            params.flags = int(
-                cu.CUgraphInstantiate_flags.CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH
-            )
-        result = cu.cuGraphInstantiateWithParams(graph.handle, params)
-        if int(result[0]) != 0:
-            reason = getattr(params.result_out, "name", params.result_out)
-            raise BlinkError(
-                f"graph {name} cannot be instantiated: {result[0].name}, {reason}, "
-                f"at {describe_node(params.hErrNode_out)}"
-            )
-        self.handle = result[1]
-        self.name = name
-
-    def upload(self, stream: Stream) -> None:
-        """Bring the exec to the GPU, so that a launch from there finds it."""
-        check(driver().cuGraphUpload(self.handle, stream.handle), f"uploading graph {self.name}")
-
-    def launch(self, stream: Stream) -> None:
-        """Start it from the host."""
-        check(driver().cuGraphLaunch(self.handle, stream.handle), f"launching graph {self.name}")
-
-    def close(self) -> None:
-        """Destroy it; it must not run."""
-        if self.handle is not None:
-            driver().cuGraphExecDestroy(self.handle)
-            self.handle = None
-
-
-def describe_node(node: Any) -> str:
-    """Name a graph's node by its type and, for a kernel, the kernel's name."""
-    cu = driver()
-    code, kind = cu.cuGraphNodeGetType(node)
-    if int(code) != 0:
-        return "an unknown node"
-    text = str(kind.name).removeprefix("CU_GRAPH_NODE_TYPE_").lower()
-    if text == "kernel":
-        code, params = cu.cuGraphKernelNodeGetParams(node)
-        if int(code) == 0:
-            code, name = cu.cuFuncGetName(params.func)
-            if int(code) == 0:
-                return f"kernel {name.decode() if isinstance(name, bytes) else name}"
-    return f"a node of type {text}"
-
-
 class Event:
     """A point in a stream, with a time."""
 
@@ -445,66 +316,3 @@ class Event:
         return float(
             check(driver().cuEventElapsedTime(earlier._handle, self._handle), "reading the time")
         )
-
-
-def compile_cuda(
-    source: str,
-    name: str,
-    *,
-    architecture: str,
-    include: Sequence[Path],
-    defines: Sequence[str] = (),
-) -> bytes:
-    """Compile CUDA C++ to a cubin with NVRTC.
-
-    Raises:
-        BlinkError: NVRTC is missing or the source does not compile; carries its log.
-    """
-    try:
-        from cuda.bindings import nvrtc
-    except ImportError as error:
-        raise BlinkError(
-            f"NVRTC cannot be used: {error}", hint="pip install 'blinkc[cuda]'"
-        ) from None
-
-    def checked(result: tuple[Any, ...]) -> Any:
-        if int(result[0]) != 0:
-            raise BlinkError(f"NVRTC: {result[0].name}")
-        return result[1] if len(result) > 1 else None
-
-    # NVRTC brings no C library headers.
-    headers = {"stdint.h": _STDINT}
-    program = checked(
-        nvrtc.nvrtcCreateProgram(
-            source.encode(),
-            name.encode(),
-            len(headers),
-            [text.encode() for text in headers.values()],
-            [key.encode() for key in headers],
-        )
-    )
-    options = [f"--gpu-architecture={architecture}", "-std=c++17", "-default-device"]
-    options += [f"-I{folder}" for folder in include] + [f"-D{define}" for define in defines]
-    code = nvrtc.nvrtcCompileProgram(program, len(options), [o.encode() for o in options])[0]
-    if int(code) != 0:
-        log = b" " * checked(nvrtc.nvrtcGetProgramLogSize(program))
-        nvrtc.nvrtcGetProgramLog(program, log)
-        raise BlinkError(f"{name} does not compile for {architecture}", log=log.decode())
-    image = b" " * checked(nvrtc.nvrtcGetCUBINSize(program))
-    checked(nvrtc.nvrtcGetCUBIN(program, image))
-    nvrtc.nvrtcDestroyProgram(program)
-    return image
-
-
-_STDINT = """
-#pragma once
-typedef signed char int8_t;
-typedef short int16_t;
-typedef int int32_t;
-typedef long long int64_t;
-typedef unsigned char uint8_t;
-typedef unsigned short uint16_t;
-typedef unsigned int uint32_t;
-typedef unsigned long long uint64_t;
-typedef unsigned long long uintptr_t;
-"""

@@ -1,7 +1,7 @@
 """Cut ops and small matrix products as kernel launches: addresses and sizes -> `Launch` lists.
 
-Every choice here (variant, grid, split) depends on the graph key and the model alone, never on the data of a
-step: equal keys run equal launches.
+Every choice here (variant, grid, split) depends on the graph key and the model alone, never on the
+data of a step: equal keys run equal launches.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from ctypes import c_float, c_int32, c_uint64
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from blink_runtime.cuda_driver import Function, Launch
-from blinkc.errors import InternalError
+from blink_runtime.cuda_driver import Function
+from blink_runtime.cuda_graphs import Launch
 from blinkc.engine.cuda_instances import (
     EXPERT_STREAM_BLOCKS_PER_MULTIPROCESSOR,
     EXPERT_STREAM_WARPS,
@@ -19,13 +19,15 @@ from blinkc.engine.cuda_instances import (
     GemvInstance,
     decode_attention_warps,
 )
+from blinkc.errors import InternalError
 
 if TYPE_CHECKING:
     from blink_runtime.cuda_driver import DeviceSpec, Module
 
 _INPUT_SHARED_BYTES = 33 * 1024  # activations up to this size stay in shared memory
 _STREAM_MAX_ASSIGNMENTS = 512  # experts: above it, tensor-core tiles
-MIN_SPLIT_TOKENS = 256
+_MIN_SPLIT_TOKENS = 256
+_UNSPLIT_TOKENS = 512
 MAX_SPLITS = 64  # of decode attention, attention_decode.cuh
 STREAM_TILE_ROWS = 8
 
@@ -73,15 +75,11 @@ class AttentionShape:
         """Return the query heads that share a KV head."""
         return self.num_q_heads // self.num_kv_heads
 
-    @property
-    def decode_warps(self) -> int:
-        """Return the warps of a decode block."""
-        return decode_attention_warps(self.head_dim, self.group > 8)
-
-    @property
-    def decode_kernel(self) -> str:
-        """Return the decode kernel's name."""
-        return f"decode_attention_{self.head_dim}" + ("_wide" if self.group > 8 else "")
+    def decode_kernel(self, num_warps: int) -> str:
+        """Return the name of the decode kernel with blocks of `num_warps`."""
+        return (
+            f"decode_attention_{self.head_dim}_{'wide' if self.group > 8 else 'narrow'}_{num_warps}"
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -102,28 +100,45 @@ def _ceil_div(a: int, b: int) -> int:
     return -(-a // b)
 
 
-def num_splits(shape: AttentionShape, batch: int, seqlen: int, num_multiprocessors: int) -> int:
-    """Return over how many blocks decode attention shares a row's KV heads out, for a key.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DecodeShare:
+    """How decode attention of a key is shared out: warps of a block, splits of a row, least tokens
+    of one."""
 
-    All blocks of the launch are to run at once, one of 8 warps or two of 4 on each multiprocessor.
+    num_warps: int
+    num_splits: int
+    min_split_tokens: int
+
+
+def share_decode(
+    shape: AttentionShape, batch: int, seqlen: int, num_multiprocessors: int
+) -> DecodeShare:
+    """Choose for a key.
+
+    With few (row, KV head) pairs blocks are large and rows are split until every multiprocessor has
+    a block; short reaches are not split, because merging costs more than a few more rounds of the
+    warps.
     """
     reach = seqlen if shape.window <= 0 else min(seqlen, shape.window + 16)
-    blocks = num_multiprocessors * 8 // shape.decode_warps
-    wanted = max(1, blocks // (batch * shape.num_kv_heads))
-    return min(wanted, MAX_SPLITS, _ceil_div(reach, MIN_SPLIT_TOKENS))
+    pairs = batch * shape.num_kv_heads
+    sizes = decode_attention_warps(shape.head_dim, shape.group > 8)
+    warps = max(sizes) if pairs <= num_multiprocessors else min(sizes)
+    least = _UNSPLIT_TOKENS if reach <= _UNSPLIT_TOKENS else _MIN_SPLIT_TOKENS
+    wanted = max(1, num_multiprocessors * 8 // warps // pairs)
+    splits = min(wanted, MAX_SPLITS, _ceil_div(reach, least))
+    return DecodeShare(num_warps=warps, num_splits=splits, min_split_tokens=least)
 
 
 def choose_gemv(m: int, n: int, k: int, num_multiprocessors: int) -> GemvInstance:
     """Return the instance for `m` rows.
 
-    Activations stay in shared memory while they are small. Else each item of work reads them anew, so that
-    tall items are better, unless they share out `n` unevenly over the multiprocessors.
+    Activations stay in shared memory while they are small. Else each item of work reads them anew,
+    so that tall items are better, unless they share out `n` unevenly over the multiprocessors.
     """
     able = [
         g
         for g in GEMV_INSTANCES
-        if m <= g.max_rows
-        and (not g.input_shared or m * (k + 32) * 2 <= _INPUT_SHARED_BYTES)
+        if m <= g.max_rows and (not g.input_shared or m * (k + 32) * 2 <= _INPUT_SHARED_BYTES)
     ]
     if not able:
         raise InternalError(f"no streaming product takes {m} rows")
@@ -194,7 +209,7 @@ class CudaKernels:
 
     def decode_partial_bytes(self, shape: AttentionShape, batch: int, seqlen: int) -> int:
         """Return the bytes of split results that decode attention wants for a key."""
-        splits = num_splits(shape, batch, seqlen, self._num_multiprocessors)
+        splits = share_decode(shape, batch, seqlen, self._num_multiprocessors).num_splits
         return batch * shape.num_q_heads * splits * (shape.head_dim + 2) * 4 if splits > 1 else 0
 
     def decode_attention(
@@ -213,8 +228,8 @@ class CudaKernels:
         seqlen: int,
     ) -> list[Launch]:
         """Return attention (and KV append) of one token a row."""
-        splits = num_splits(shape, batch, seqlen, self._num_multiprocessors)
-        name = shape.decode_kernel
+        share = share_decode(shape, batch, seqlen, self._num_multiprocessors)
+        name = shape.decode_kernel(share.num_warps)
         pointers = (
             q,
             k,
@@ -233,14 +248,14 @@ class CudaKernels:
             shape.group,
             step.max_pages_per_lane,
             step.page_shift,
-            MIN_SPLIT_TOKENS,
+            share.min_split_tokens,
             shape.window,
         )
         return [
             Launch(
                 self.function(name),
-                (splits, shape.num_kv_heads, batch),
-                shape.decode_warps * 32,
+                (share.num_splits, shape.num_kv_heads, batch),
+                share.num_warps * 32,
                 self._shared_bytes(name),
                 (
                     *map(_pointer, pointers),
@@ -410,9 +425,7 @@ class CudaKernels:
             blocks = EXPERT_STREAM_BLOCKS_PER_MULTIPROCESSOR * self._num_multiprocessors
             threads = EXPERT_STREAM_WARPS * 32
             products = [
-                Launch(
-                    self.function(name), (blocks, 1, 1), threads, self._shared_bytes(name), args
-                )
+                Launch(self.function(name), (blocks, 1, 1), threads, self._shared_bytes(name), args)
                 for name, args in (
                     ("experts_gate_up_stream", gate_up_args),
                     ("experts_down_stream", down_args),

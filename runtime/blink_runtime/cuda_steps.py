@@ -1,7 +1,7 @@
 """One step of the model for any graph key: launch list + addresses -> kernels put into a stream.
 
-Reads the launch list that blinkc.engine.cuda wrote. What differs between keys is only how many rows there are;
-products of few rows stream weights through our kernels, others go to cuBLASLt.
+Reads the launch list that blinkc.engine.cuda wrote. What differs between keys is only how many rows
+there are; products of few rows stream weights through our kernels, others go to cuBLASLt.
 """
 
 from __future__ import annotations
@@ -10,24 +10,23 @@ from ctypes import c_uint64
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from blinkc.errors import BlinkError
-
 from blink_runtime.cublaslt import ProductShape
-from blink_runtime.cuda_driver import DeviceBuffer, Launch, launch
+from blink_runtime.cuda_driver import DeviceBuffer
+from blink_runtime.cuda_graphs import Launch, launch
 from blink_runtime.cuda_kernels import (
     AttentionShape,
     CudaKernels,
     ExpertsShape,
 )
+from blinkc.errors import BlinkError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from blinkc.capture.grid import GraphKey
-
     from blink_runtime.cublaslt import CublasLt
     from blink_runtime.cuda_driver import Stream
     from blink_runtime.cuda_kernels import StepAddresses
+    from blinkc.capture.grid import GraphKey
 
 LAUNCH_LIST_FORMAT = 1
 MAX_STREAM_ROWS = 16  # what gemv.cuh takes
@@ -96,12 +95,15 @@ class CudaSteps:
                 for key in keys:
                     if key.kind == "decode":
                         want(
-                            "partial", self._kernels.decode_partial_bytes(shape, key.batch, key.seqlen)
+                            "partial",
+                            self._kernels.decode_partial_bytes(shape, key.batch, key.seqlen),
                         )
                         want("arrivals", key.batch * shape.num_kv_heads * 4)
             elif entry["op"] == "experts":
                 most = max(_num_tokens(key) for key in keys)
-                for name, size in self._kernels.experts_scratch(_experts_shape(entry), most).items():
+                for name, size in self._kernels.experts_scratch(
+                    _experts_shape(entry), most
+                ).items():
                     want(f"experts.{name}", size)
         for name, size in sizes.items():
             self._scratch[name] = DeviceBuffer(size, f"scratch ({name})")
@@ -117,9 +119,9 @@ class CudaSteps:
             return 0
         kind, which = place
         if kind == "arena":
-            return self._addresses.arena + int(which)
+            return int(self._addresses.arena + int(which))
         if kind == "weight":
-            return self._addresses.weights[which]
+            return self._addresses.weights[int(which)]
         return int(getattr(self._step, which))
 
     def tune(self, key: GraphKey, stream: Stream) -> None:
@@ -157,7 +159,9 @@ class CudaSteps:
         launch(self._kernels.finish(self._step), stream)
 
     def _product(self, entry: dict[str, Any], m: int, stream: Stream) -> None:
-        x, weight, bias, out = (self._address(entry[name]) for name in ("x", "weight", "bias", "out"))
+        x, weight, bias, out = (
+            self._address(entry[name]) for name in ("x", "weight", "bias", "out")
+        )
         if self._streams(entry, m):
             n, k = entry["n"], entry["k"]
             launch(self._kernels.gemv(x, weight, bias, out, m, n, k), stream)
@@ -195,7 +199,16 @@ class CudaSteps:
                 address(entry[name]) for name in ("x", "ids", "weights", "gate_up", "down", "out")
             )
             return kernels.experts(
-                step, _experts_shape(entry), x, ids, weights, gate_up, down, out, places, _num_tokens(key)
+                step,
+                _experts_shape(entry),
+                x,
+                ids,
+                weights,
+                gate_up,
+                down,
+                out,
+                places,
+                _num_tokens(key),
             )
         if entry["op"] == "sample":
             vocab_size = self._launches["vocab_size"]

@@ -1,8 +1,9 @@
-"""The GPU target: compiled files and weights -> captured graphs and a scheduler that serves a ring by itself.
+"""The GPU target: compiled files and weights -> captured graphs and a scheduler that serves a ring
+by itself.
 
-Order: modules, memory, algorithms, graphs, tables, scheduler. Everything is loaded before the scheduler
-starts: afterwards no call may wait for the device (design: lazy loading, cudaFree and default-stream copies
-can wait for ever beside a kernel that does not end).
+Order: modules, memory, algorithms, graphs, tables, scheduler. Everything is loaded before the
+scheduler starts: afterwards no call may wait for the device (design: lazy loading, cudaFree and
+default- stream copies can wait for ever beside a kernel that does not end).
 """
 
 from __future__ import annotations
@@ -12,29 +13,19 @@ import threading
 import time
 from ctypes import c_uint32, c_uint64
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from blinkc.errors import BlinkError
-
 from blink_runtime.cublaslt import CublasLt
-from blink_runtime.cuda_driver import (
-    Capture,
-    Context,
-    DeviceBuffer,
-    GraphExec,
-    Launch,
-    MappedBuffer,
-    Module,
-    Stream,
-    launch,
-)
+from blink_runtime.cuda_driver import Context, DeviceBuffer, MappedBuffer, Module, Stream
+from blink_runtime.cuda_graphs import Capture, GraphExec, Launch, launch
 from blink_runtime.cuda_kernels import CudaKernels
 from blink_runtime.cuda_steps import CudaSteps, ModelAddresses, pack_weights
 from blink_runtime.host_placement import HostPlacement
 from blink_runtime.step_buffers import StepBuffers
+from blinkc.errors import BlinkError
 
 if TYPE_CHECKING:
-    import ctypes
     from collections.abc import Callable
     from types import TracebackType
 
@@ -111,7 +102,9 @@ class CudaTarget:
         started = time.monotonic()
         self.stream = Stream()
         self.kernels_module = Module(files.kernels, "kernels")
-        self.scheduler_module = Module(files.scheduler, "scheduler") if placement != "none" else None
+        self.scheduler_module = (
+            Module(files.scheduler, "scheduler") if placement != "none" else None
+        )
         modules_s = time.monotonic() - started
         self._buffers: list[DeviceBuffer | MappedBuffer] = []
         self.step = StepBuffers(
@@ -129,7 +122,12 @@ class CudaTarget:
         self.context.synchronize()
         weights_s = time.monotonic() - started
         self.steps = CudaSteps(
-            files.launches, self.kernels, self.products, self.addresses, self.step.addresses, plan.keys
+            files.launches,
+            self.kernels,
+            self.products,
+            self.addresses,
+            self.step.addresses,
+            plan.keys,
         )
         started = time.monotonic()
         for key in plan.keys:
@@ -164,7 +162,8 @@ class CudaTarget:
         spec = self.context.spec
         if self.plan.target not in (spec.target, spec.target + "a"):
             raise BlinkError(
-                f"the model was compiled for {self.plan.target}, this GPU ({spec.name}) is {spec.target}",
+                f"the model was compiled for {self.plan.target}, "
+                f"this GPU ({spec.name}) is {spec.target}",
                 hint=f"blinkc compile ... --target {spec.target}",
             )
 
@@ -200,7 +199,7 @@ class CudaTarget:
         self._buffers.append(buffer)
         return buffer
 
-    def _scheduler_launch(self, name: str, *args: ctypes._SimpleCData[Any]) -> Launch:
+    def _scheduler_launch(self, name: str, *args: Any) -> Launch:
         assert self.scheduler_module is not None
         function = self.scheduler_module.function(name)
         return Launch(function, (1, 1, 1), SCHEDULER_THREADS, 0, args, early=False)
@@ -211,13 +210,15 @@ class CudaTarget:
         return self._new(size, "the scheduler's state")
 
     def _capture(self, enqueue: Callable[[], None], name: str) -> GraphExec:
-        """Capture what `enqueue` puts into the stream; instantiate, for device launch where needed."""
+        """Capture what `enqueue` puts into the stream; instantiate, for device launch if need be."""
         with Capture(self.stream) as capture:
             enqueue()
         graph = capture.graph
         assert graph is not None
         self._num_nodes += graph.num_nodes()
-        made = GraphExec(graph, device_launch=self.placement in ("chained", "persistent"), name=name)
+        made = GraphExec(
+            graph, device_launch=self.placement in ("chained", "persistent"), name=name
+        )
         graph.close()
         made.upload(self.stream)
         return made
@@ -236,15 +237,17 @@ class CudaTarget:
         self._table: list[int] = []
         for number, key in enumerate(self.plan.keys):
             name = f"{key.kind} {key.batch} x {key.seqlen}"
-            execs = [self._capture(lambda key=key: self._enqueue_step(key), name) for _ in range(copies)]
+            enqueue = partial(self._enqueue_step, key)
+            execs = [self._capture(enqueue, name) for _ in range(copies)]
             self.execs += execs
             self._table += [int(execs[0].handle), int(execs[-1].handle)]
             if number % 50 == 0:
                 progress(f"captured {number} of {len(self.plan.keys)} graphs")
         self._resident: GraphExec | None = None
-        kernel = {"chained": "blink_scheduler_idle", "persistent": "blink_scheduler_persistent"}.get(
-            self.placement
-        )
+        kernel = {
+            "chained": "blink_scheduler_idle",
+            "persistent": "blink_scheduler_persistent",
+        }.get(self.placement)
         if kernel is not None:
             assert self._state is not None
             item = self._scheduler_launch(kernel, c_uint64(self._state.address))
@@ -282,7 +285,7 @@ class CudaTarget:
             raise BlinkError(f"the scheduler does not start: {text}")
 
     def start(self) -> None:
-        """Start the scheduler; with `chained` and `persistent` the host is out of it from here on."""
+        """Start the scheduler; with `chained` and `persistent` the host is out of it from here."""
         if self._resident is not None:
             self._resident.launch(self.stream)
         elif self.placement == "host":
@@ -294,7 +297,8 @@ class CudaTarget:
             self._host.start()
 
     def join(self, timeout_s: float) -> bool:
-        """Wait until the scheduler has returned (the ring's stop word was set); True if it did in time."""
+        """Wait until the scheduler has returned (the ring's stop word was set); True if it did in
+        time."""
         if self._host is not None:
             return self._host.join(timeout_s)
         done = threading.Event()
@@ -341,7 +345,8 @@ class CudaTarget:
 
 
 def random_weights(seed: int) -> Callable[[CudaTarget], None]:
-    """Return a filler that makes every weight on the GPU: vectors near 1, matrices scaled by their rows."""
+    """Return a filler that makes every weight on the GPU: vectors near 1, matrices scaled by their
+    rows."""
 
     def fill(target: CudaTarget) -> None:
         for number, entry in enumerate(target.launches["weights"]):

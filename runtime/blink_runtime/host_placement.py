@@ -1,6 +1,8 @@
-"""The `host` placement: a host thread launches the graph that the scheduler's kernel names, every step.
+"""The `host` placement: a host thread launches the graph that the scheduler's kernel names, every
+step.
 
-The baseline that the other placements are measured against, and what a GPU without device launch gets.
+The baseline that the other placements are measured against, and what a GPU without device launch
+gets.
 """
 
 from __future__ import annotations
@@ -12,14 +14,14 @@ from ctypes import c_uint32
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from blink_runtime.cuda_graphs import Launch, launch
 from blinkc.errors import BlinkError
-
-from blink_runtime.cuda_driver import Launch, launch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from blink_runtime.cuda_driver import GraphExec, MappedBuffer, Stream
+    from blink_runtime.cuda_driver import MappedBuffer, Stream
+    from blink_runtime.cuda_graphs import GraphExec
 
 _IDLE_PAUSE_S = 50e-6
 _IDLE, _LAUNCH, _STOP = 0, 1, 2  # SchedulerAction of state.cuh

@@ -1,6 +1,6 @@
 """Drives a target's graphs by hand, without its scheduler: rows of tokens in, logits and ids out.
 
-For self-tests and benchmarks: the step buffers are filled as the scheduler would (step.h), lane = row.
+For self-tests and benchmarks: step buffers are filled as the scheduler would (step.h), lane = row.
 """
 
 from __future__ import annotations
@@ -11,16 +11,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from blinkc.errors import BlinkError
-
 from blink_runtime.cuda_driver import check, driver
+from blinkc.errors import BlinkError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from blinkc.capture.grid import GraphKey
-
     from blink_runtime.cuda_target import CudaTarget
+    from blinkc.capture.grid import GraphKey
 
 Row = tuple["Sequence[int]", int]  # new token ids, tokens of the lane that are in the cache already
 
@@ -111,5 +109,8 @@ def read_weight(target: CudaTarget, number: int) -> np.ndarray:
     storage = {"fp32": np.float32, "fp16": np.uint16, "bf16": np.uint16, "int32": np.int32}
     data = np.empty(entry["shape"], storage[entry["dtype"]])
     address = target.addresses.weights[number]
-    check(driver().cuMemcpyDtoH(ctypes.c_void_p(data.ctypes.data).value, address, data.nbytes), "reading")
+    check(
+        driver().cuMemcpyDtoH(ctypes.c_void_p(data.ctypes.data).value, address, data.nbytes),
+        "reading",
+    )
     return data

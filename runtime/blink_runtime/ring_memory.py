@@ -1,6 +1,8 @@
-"""The host side of a ring in a few lines of Python: plan + memory -> requests submitted and awaited.
+"""The host side of a ring in a few lines of Python: plan + memory -> requests submitted and
+awaited.
 
-For self-tests and benchmarks of a target without the front end; the ABI is abi.h, read by blinkc.abi.
+For self-tests and benchmarks of a target without the front end; the ABI is abi.h, read by
+blinkc.abi.
 """
 
 from __future__ import annotations
@@ -15,9 +17,8 @@ from blinkc.errors import BlinkError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from blinkc.capture.plan import CapturePlan
-
     from blink_runtime.cuda_driver import MappedBuffer
+    from blinkc.capture.plan import CapturePlan
 
 _MASK64 = (1 << 64) - 1
 _LIMITS_IN_HEADER = (
@@ -43,7 +44,8 @@ def payload_checksum(words: Sequence[int]) -> int:
 
 
 class RingMemory:
-    """A ring laid out in memory that `allocate` gives, and one front end (number 0) over all its slots."""
+    """A ring laid out in memory that `allocate` gives, and one front end (number 0) over all its
+    slots."""
 
     def __init__(self, plan: CapturePlan, allocate: Callable[[int], MappedBuffer]) -> None:
         self._plan = plan
@@ -80,7 +82,8 @@ class RingMemory:
         return abi.structs()[name].from_address(self._base + offset + index * abi.size_of(name))
 
     def submit(self, slot: int, prompt: Sequence[int], num_tokens: int, **settings: float) -> int:
-        """Put a request into a free slot; return its sequence number. Greedy unless `settings` say else."""
+        """Put a request into a free slot; return its sequence number. Greedy unless `settings` say
+        else."""
         self._sequence += 1
         sequence = self._sequence
         self._submits += 1
@@ -121,13 +124,16 @@ class RingMemory:
     def tokens(self, slot: int, count: int) -> list[int]:
         """Return the first `count` output tokens of a slot."""
         stride = self._plan.output_record_bytes
-        base = self._base + self._layout.output_offset + slot * self._plan.max_output_tokens * stride
+        base = (
+            self._base + self._layout.output_offset + slot * self._plan.max_output_tokens * stride
+        )
         return [ctypes.c_uint32.from_address(base + i * stride).value for i in range(count)]
 
     def run(
         self, prompts: Sequence[Sequence[int]], num_tokens: int, timeout_s: float, **settings: float
     ) -> dict[str, Any]:
-        """Run requests in slots 0.. at once, to their ends; return times (s) and a digest of the tokens.
+        """Run requests in slots 0.. at once, to their ends; return times (s) and a digest of the
+        tokens.
 
         Raises:
             BlinkError: a request failed or time ran out; says where the ring stands.
@@ -149,7 +155,9 @@ class RingMemory:
                 if count > 0 and not first[slot]:
                     first[slot] = now
                 if state == failed:
-                    error = self._struct("blink_slot_status", self._layout.status_offset, slot).error
+                    error = self._struct(
+                        "blink_slot_status", self._layout.status_offset, slot
+                    ).error
                     raise BlinkError(f"slot {slot} failed with error {error}; {self.summary()}")
                 if state == done_state:
                     ended[slot] = now
@@ -163,7 +171,9 @@ class RingMemory:
         outputs = [self.tokens(slot, num_tokens) for slot in range(len(prompts))]
         for slot, sequence in enumerate(sequences):
             self._command(slot, sequence, "RELEASE")
-        while any(self.word(slot)[1] != states["BLINK_STATE_EMPTY"] for slot in range(len(prompts))):
+        while any(
+            self.word(slot)[1] != states["BLINK_STATE_EMPTY"] for slot in range(len(prompts))
+        ):
             if time.perf_counter() > deadline:
                 raise BlinkError(f"slots were not released; {self.summary()}")
         span = max(ended) - started

@@ -1,4 +1,4 @@
-"""The step buffers of step.h in device memory: limits -> one allocation, addresses by field name."""
+"""The step buffers of step.h on the GPU: limits -> one allocation, addresses by field name."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ import re
 import struct
 from functools import cache
 
-from blinkc.resources import include_folder
-
 from blink_runtime.cuda_driver import DeviceBuffer
 from blink_runtime.cuda_kernels import StepAddresses
+from blinkc.resources import include_folder
 
 _ALIGNMENT_BYTES = 256
 STATE_BYTES = 64
@@ -30,7 +29,12 @@ class StepBuffers:
     """All step buffers, zeroed."""
 
     def __init__(
-        self, *, max_step_tokens: int, max_batch: int, max_pages_per_lane: int, page_size_tokens: int
+        self,
+        *,
+        max_step_tokens: int,
+        max_batch: int,
+        max_pages_per_lane: int,
+        page_size_tokens: int,
     ) -> None:
         tokens, rows = max_step_tokens * 4, (max_batch + 1) * 4
         sizes = {

@@ -1,4 +1,5 @@
-"""Compiles the test modules into the cache, one process each: `python3 -m tests.gpu.compile_cubins bf16`."""
+"""Compiles the test modules into the cache, one process each: `python3 -m tests.gpu.compile_cubins
+bf16`."""
 
 from __future__ import annotations
 
@@ -6,7 +7,6 @@ import sys
 
 from benchmarks.bench_kernels import bench_needs
 from blinkc.engine.cuda_source import render_cuda_source
-
 from tests.gpu.harness import cached_cubin, kernel_needs
 
 if __name__ == "__main__":

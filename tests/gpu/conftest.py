@@ -10,7 +10,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from blink_runtime.cuda_driver import Context, Stream
-
     from tests.gpu.harness import KernelHarness
 
 torch = pytest.importorskip("torch")

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from blink_runtime.cuda_driver import Launch, Module, compile_cuda, launch
-from blink_runtime.cuda_kernels import CudaKernels, StepAddresses
 
-from blinkc.engine.cuda_source import CudaNeeds, render_cuda_source
+from blink_runtime.cuda_driver import Module
+from blink_runtime.cuda_graphs import Launch, launch
+from blink_runtime.cuda_kernels import CudaKernels, StepAddresses
+from blinkc.engine.cuda_source import CudaNeeds, compile_kernels, render_cuda_source
 from blinkc.resources import include_folder
 
 if TYPE_CHECKING:
@@ -27,7 +28,11 @@ HEADS = tuple((dim, group) for dim in (64, 80, 96, 128, 256) for group in (1, 16
 def kernel_needs(dtype: str) -> CudaNeeds:
     """Everything the kernel tests use, of one dtype."""
     return CudaNeeds(
-        dtype=dtype, heads=HEADS, logits_dtype=dtype, activation="silu", ids_dtype="int32",
+        dtype=dtype,
+        heads=HEADS,
+        logits_dtype=dtype,
+        activation="silu",
+        ids_dtype="int32",
         expert_weights_dtype=dtype,
     )
 
@@ -39,7 +44,7 @@ def cached_cubin(source: str) -> bytes:
         digest.update(header.read_bytes())
     path = CUBIN_CACHE / f"{digest.hexdigest()[:32]}.cubin"
     if not path.exists():
-        image = compile_cuda(source, "kernels.cu", architecture="sm_90a", include=[include_folder()])
+        image = compile_kernels(source, "sm_90a")
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(image)
     return path.read_bytes()
@@ -80,8 +85,15 @@ class PagedStep:
     """
 
     def __init__(
-        self, harness: KernelHarness, new: Sequence[int], total: Sequence[int], num_kv_heads: int,
-        head_dim: int, page_size: int = 16, padding_rows: int = 0, padding_tokens: int = 0,
+        self,
+        harness: KernelHarness,
+        new: Sequence[int],
+        total: Sequence[int],
+        num_kv_heads: int,
+        head_dim: int,
+        page_size: int = 16,
+        padding_rows: int = 0,
+        padding_tokens: int = 0,
     ) -> None:
         self.new, self.total, self.page_size = list(new), list(total), page_size
         num_rows = len(self.new)
@@ -139,9 +151,17 @@ class PagedStep:
         """Return the addresses, as the loader would."""
         named = {name: tensor.data_ptr() for name, tensor in self._buffers.items()}
         return StepAddresses(
-            state=0, input_ids=0, sample_token=0, sampling=sampling, sampled_ids=sampled_ids,
-            sampled_logprobs=0, max_step_tokens=self.num_tokens, max_batch=self.batch,
-            max_pages_per_lane=self.max_pages, page_size_tokens=self.page_size, **named,
+            state=0,
+            input_ids=0,
+            sample_token=0,
+            sampling=sampling,
+            sampled_ids=sampled_ids,
+            sampled_logprobs=0,
+            max_step_tokens=self.num_tokens,
+            max_batch=self.batch,
+            max_pages_per_lane=self.max_pages,
+            page_size_tokens=self.page_size,
+            **named,
         )
 
     def check_pages(self) -> None:
@@ -160,7 +180,12 @@ class PagedStep:
 
 
 def reference_attention(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, window: int, softcap: float,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    scale: float,
+    window: int,
+    softcap: float,
     sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """q [n, Hq, d] are the last n of the L tokens of k, v [L, Hkv, d]; float64."""

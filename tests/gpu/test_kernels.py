@@ -1,4 +1,4 @@
-"""Every kernel against a float64 reference, on fresh inputs, with poisoned outputs, at odd sizes."""
+"""Every kernel against a float64 reference: fresh inputs, poisoned outputs, odd sizes."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import ctypes
 
 import pytest
 import torch
-from blink_runtime.cuda_kernels import AttentionShape, ExpertsShape
 
+from blink_runtime.cuda_kernels import AttentionShape, ExpertsShape
 from blinkc.engine.cuda_instances import GEMV_INSTANCES, GemvInstance
 from tests.gpu.harness import KernelHarness, PagedStep, reference_attention, relative_error
 
@@ -17,8 +17,16 @@ pytestmark = pytest.mark.gpu
 @pytest.mark.parametrize("instance", GEMV_INSTANCES, ids=lambda i: i.name)
 @pytest.mark.parametrize(
     ("m", "n", "k"),
-    [(1, 4096, 4096), (1, 1000, 14336), (3, 6144, 2048), (8, 137, 96), (5, 8, 32), (16, 4096, 4096),
-     (11, 2056, 14336), (16, 128256, 512)],
+    [
+        (1, 4096, 4096),
+        (1, 1000, 14336),
+        (3, 6144, 2048),
+        (8, 137, 96),
+        (5, 8, 32),
+        (16, 4096, 4096),
+        (11, 2056, 14336),
+        (16, 128256, 512),
+    ],
 )
 def test_gemv(kernels: KernelHarness, instance: GemvInstance, m: int, n: int, k: int) -> None:
     if m > instance.max_rows or (instance.input_shared and m * k > 50000):
@@ -27,7 +35,13 @@ def test_gemv(kernels: KernelHarness, instance: GemvInstance, m: int, n: int, k:
     out = kernels.poisoned(m, n)
     for b in (bias, None):
         item = kernels.kernels.gemv(
-            x.data_ptr(), w.data_ptr(), b.data_ptr() if b is not None else 0, out.data_ptr(), m, n, k,
+            x.data_ptr(),
+            w.data_ptr(),
+            b.data_ptr() if b is not None else 0,
+            out.data_ptr(),
+            m,
+            n,
+            k,
             instance,
         )
         kernels.run([item])
@@ -44,9 +58,7 @@ def test_gemv_rows_do_not_depend_on_each_other(kernels: KernelHarness) -> None:
         y = x[order].contiguous()
         y[order.index(3) - 1] = float("nan")
         out = kernels.poisoned(8, 1024)
-        item = kernels.kernels.gemv(
-            y.data_ptr(), w.data_ptr(), 0, out.data_ptr(), 8, 1024, 4096
-        )
+        item = kernels.kernels.gemv(y.data_ptr(), w.data_ptr(), 0, out.data_ptr(), 8, 1024, 4096)
         kernels.run([item])
         results.append(out[order.index(3)].clone())
     assert torch.equal(results[0], results[1])
@@ -74,7 +86,11 @@ def test_decode_attention(kernels: KernelHarness, case: tuple, page_size: int) -
         kernels, [1] * len(total), total, kv_heads, dim, page_size, padding_rows=2, padding_tokens=2
     )
     shape = AttentionShape(
-        num_q_heads=heads, num_kv_heads=kv_heads, head_dim=dim, scale=dim**-0.5, window=window,
+        num_q_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=dim,
+        scale=dim**-0.5,
+        window=window,
         softcap=softcap,
     )
     q = kernels.random(step.batch, heads, dim)
@@ -87,9 +103,18 @@ def test_decode_attention(kernels: KernelHarness, case: tuple, page_size: int) -
         out = kernels.poisoned(step.batch, heads, dim)
         kernels.run(
             kernels.kernels.decode_attention(
-                step.addresses(), shape, q.data_ptr(), step.new_k.data_ptr(), step.new_v.data_ptr(),
-                out.data_ptr(), step.kv.data_ptr(), sinks.data_ptr() if sinks is not None else 0,
-                partial.data_ptr(), arrivals.data_ptr(), step.batch, seqlen,
+                step.addresses(),
+                shape,
+                q.data_ptr(),
+                step.new_k.data_ptr(),
+                step.new_v.data_ptr(),
+                out.data_ptr(),
+                step.kv.data_ptr(),
+                sinks.data_ptr() if sinks is not None else 0,
+                partial.data_ptr(),
+                arrivals.data_ptr(),
+                step.batch,
+                seqlen,
             )
         )
         for row in range(step.num_rows):
@@ -107,7 +132,11 @@ def test_prefill_attention(kernels: KernelHarness, case: tuple) -> None:
     new, total = [1, 64, 33, 200, 129, 7], [1, 64, 97, 200, 1025, 7]
     step = PagedStep(kernels, new, total, kv_heads, dim, padding_rows=2, padding_tokens=14)
     shape = AttentionShape(
-        num_q_heads=heads, num_kv_heads=kv_heads, head_dim=dim, scale=dim**-0.5, window=window,
+        num_q_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=dim,
+        scale=dim**-0.5,
+        window=window,
         softcap=softcap,
     )
     num_tokens = step.num_tokens + 14
@@ -116,8 +145,15 @@ def test_prefill_attention(kernels: KernelHarness, case: tuple) -> None:
     out = kernels.poisoned(num_tokens, heads, dim)
     kernels.run(
         kernels.kernels.prefill_attention(
-            step.addresses(), shape, q.data_ptr(), step.new_k.data_ptr(), step.new_v.data_ptr(),
-            out.data_ptr(), step.kv.data_ptr(), sinks.data_ptr() if sinks is not None else 0, step.batch,
+            step.addresses(),
+            shape,
+            q.data_ptr(),
+            step.new_k.data_ptr(),
+            step.new_v.data_ptr(),
+            out.data_ptr(),
+            step.kv.data_ptr(),
+            sinks.data_ptr() if sinks is not None else 0,
+            step.batch,
             num_tokens,
         )
     )
@@ -134,14 +170,22 @@ def test_prefill_attention(kernels: KernelHarness, case: tuple) -> None:
 
 class SamplingParams(ctypes.Structure):
     _fields_ = (
-        ("seed", ctypes.c_uint64), ("token_index", ctypes.c_uint32), ("flags", ctypes.c_uint32),
-        ("temperature", ctypes.c_float), ("top_p", ctypes.c_float), ("min_p", ctypes.c_float),
-        ("top_k", ctypes.c_uint32), ("slot", ctypes.c_uint32), ("num_logprobs", ctypes.c_uint32),
+        ("seed", ctypes.c_uint64),
+        ("token_index", ctypes.c_uint32),
+        ("flags", ctypes.c_uint32),
+        ("temperature", ctypes.c_float),
+        ("top_p", ctypes.c_float),
+        ("min_p", ctypes.c_float),
+        ("top_k", ctypes.c_uint32),
+        ("slot", ctypes.c_uint32),
+        ("num_logprobs", ctypes.c_uint32),
         ("reserved", ctypes.c_uint32 * 6),
     )
 
 
-def run_sampling(kernels: KernelHarness, logits: torch.Tensor, params: list[SamplingParams]) -> list[int]:
+def run_sampling(
+    kernels: KernelHarness, logits: torch.Tensor, params: list[SamplingParams]
+) -> list[int]:
     """Sample each row of `logits`; rows and params correspond."""
     raw = b"".join(bytes(p) for p in params)
     device = torch.frombuffer(bytearray(raw), dtype=torch.uint8).cuda()
@@ -151,11 +195,23 @@ def run_sampling(kernels: KernelHarness, logits: torch.Tensor, params: list[Samp
     return ids.tolist()
 
 
-def params(temperature: float = 0.0, top_p: float = 1.0, min_p: float = 0.0, top_k: int = 0,
-           seed: int = 0, index: int = 0) -> SamplingParams:
+def params(
+    temperature: float = 0.0,
+    top_p: float = 1.0,
+    min_p: float = 0.0,
+    top_k: int = 0,
+    seed: int = 0,
+    index: int = 0,
+) -> SamplingParams:
     """Parameters of an enabled row."""
     return SamplingParams(
-        seed=seed, token_index=index, flags=1, temperature=temperature, top_p=top_p, min_p=min_p, top_k=top_k
+        seed=seed,
+        token_index=index,
+        flags=1,
+        temperature=temperature,
+        top_p=top_p,
+        min_p=min_p,
+        top_k=top_k,
     )
 
 
@@ -198,19 +254,27 @@ def reference_kept(logits: torch.Tensor, p: SamplingParams) -> torch.Tensor:
 
 @pytest.mark.parametrize(
     "setting",
-    [{"temperature": 1.0}, {"temperature": 0.7, "top_k": 5}, {"temperature": 1.3, "top_p": 0.8},
-     {"temperature": 1.0, "top_k": 20, "top_p": 0.6}, {"temperature": 0.9, "min_p": 0.2},
-     {"temperature": 2.0, "top_k": 3, "top_p": 0.99, "min_p": 0.05}],
+    [
+        {"temperature": 1.0},
+        {"temperature": 0.7, "top_k": 5},
+        {"temperature": 1.3, "top_p": 0.8},
+        {"temperature": 1.0, "top_k": 20, "top_p": 0.6},
+        {"temperature": 0.9, "min_p": 0.2},
+        {"temperature": 2.0, "top_k": 3, "top_p": 0.99, "min_p": 0.05},
+    ],
     ids=str,
 )
 def test_sampling_matches_its_distribution(kernels: KernelHarness, setting: dict) -> None:
-    """Chi-square with fixed seeds; nothing outside the kept set is ever drawn. Ties are frequent in half types."""
+    """Chi-square with fixed seeds; nothing outside the kept set is ever drawn. Ties are frequent in
+    half types."""
     torch.manual_seed(5)
     row = kernels.random(300, scale=2.0)
     count = 4096
     logits = row[None].repeat(count, 1).contiguous()
     got = run_sampling(
-        kernels, logits, [params(seed=1234 + i // 64, index=i % 64, **setting) for i in range(count)]
+        kernels,
+        logits,
+        [params(seed=1234 + i // 64, index=i % 64, **setting) for i in range(count)],
     )
     want = reference_kept(row.cpu(), params(**setting))
     seen = torch.bincount(torch.tensor(got), minlength=300).double()
@@ -221,7 +285,9 @@ def test_sampling_matches_its_distribution(kernels: KernelHarness, setting: dict
     freedom = max(int(big.sum()) - 1, 1)
     assert chi < freedom + 5 * (2 * freedom) ** 0.5 + 10
     again = run_sampling(
-        kernels, logits, [params(seed=1234 + i // 64, index=i % 64, **setting) for i in range(count)]
+        kernels,
+        logits,
+        [params(seed=1234 + i // 64, index=i % 64, **setting) for i in range(count)],
     )
     assert again == got
 
@@ -229,7 +295,10 @@ def test_sampling_matches_its_distribution(kernels: KernelHarness, setting: dict
 def test_sampling_of_wide_rows(kernels: KernelHarness) -> None:
     torch.manual_seed(9)
     logits = kernels.random(8, 128256, scale=4.0)
-    settings = [{"temperature": 1.0, "top_k": 50, "top_p": 0.9}, {"temperature": 0.8, "top_p": 0.95}]
+    settings = [
+        {"temperature": 1.0, "top_k": 50, "top_p": 0.9},
+        {"temperature": 0.8, "top_p": 0.95},
+    ]
     for setting in settings:
         for index in range(4):
             got = run_sampling(kernels, logits, [params(seed=7, index=index, **setting)] * 8)
@@ -241,7 +310,9 @@ def test_sampling_of_wide_rows(kernels: KernelHarness) -> None:
 
 
 @pytest.mark.parametrize("num_tokens", [1, 5, 16, 64, 333])
-@pytest.mark.parametrize("sizes", [(128, 8, 2048, 768), (8, 2, 512, 1408), (64, 4, 160, 96)], ids=str)
+@pytest.mark.parametrize(
+    "sizes", [(128, 8, 2048, 768), (8, 2, 512, 1408), (64, 4, 160, 96)], ids=str
+)
 def test_experts(kernels: KernelHarness, num_tokens: int, sizes: tuple) -> None:
     experts, choices, hidden, intermediate = sizes
     shape = ExpertsShape(
@@ -266,8 +337,16 @@ def test_experts(kernels: KernelHarness, num_tokens: int, sizes: tuple) -> None:
     for _ in range(2):
         kernels.run(
             kernels.kernels.experts(
-                step, shape, x.data_ptr(), ids.data_ptr(), weights.data_ptr(), gate_up.data_ptr(),
-                down.data_ptr(), out.data_ptr(), {n: t.data_ptr() for n, t in scratch.items()}, num_tokens,
+                step,
+                shape,
+                x.data_ptr(),
+                ids.data_ptr(),
+                weights.data_ptr(),
+                gate_up.data_ptr(),
+                down.data_ptr(),
+                out.data_ptr(),
+                {n: t.data_ptr() for n, t in scratch.items()},
+                num_tokens,
             )
         )
         want = torch.zeros(num_tokens, hidden, device="cuda", dtype=torch.float64)
