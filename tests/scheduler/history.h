@@ -127,8 +127,12 @@ class History {
     if (team_ == nullptr) {
       SingleThread single;
       schedule(scheduler_.get(), single, now_ns_);
+      report(scheduler_.get(), 0, 1);
     } else {
-      team_->run([&](TeamMember& member) { schedule(scheduler_.get(), member, now_ns_); });
+      team_->run([&](TeamMember& member) {
+        schedule(scheduler_.get(), member, now_ns_);
+        report(scheduler_.get(), member.id(), member.count());
+      });
     }
   }
 

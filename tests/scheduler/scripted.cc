@@ -119,6 +119,7 @@ class Script {
     Scheduler* s = scheduler_->get();
     model_->poison_inputs();
     schedule(s, team, now_ns_ += 1000);
+    report(s, 0, 1);
     check_invariants(s, *ring_);
     const bool has_step = s->action == kActionLaunch;
     std::cout << (!has_step ? "idle" : s->step_kind == BLINK_GRAPH_PREFILL ? "prefill" : "decode");

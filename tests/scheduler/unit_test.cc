@@ -47,6 +47,7 @@ struct Bench {
   template <typename Team>
   void step(Team& team, uint64_t duration_ns = 1000) {
     schedule(scheduler.get(), team, now_ns);
+    report(scheduler.get(), 0, 1);
     check_invariants(scheduler.get(), ring);
     now_ns += duration_ns;
     if (scheduler->action == kActionLaunch) model.run(scheduler->action_key);

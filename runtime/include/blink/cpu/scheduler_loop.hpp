@@ -84,13 +84,14 @@ inline int create_cpu_scheduler(void* ring, uint64_t ring_bytes, const blink_ste
   return 0;
 }
 
-// receive, choose, launch, commit: until the ring says stop.
+// commit, receive, choose, report, launch: until the ring says stop.
 inline int run_cpu_scheduler(blink_cpu_scheduler* scheduler) {
   Scheduler* state = scheduler->state();
   SingleThread team;
   IdleBackoff backoff;
   for (;;) {
     schedule(state, team, monotonic_time_ns());
+    report(state, team.id(), team.count());
     if (state->action == kActionStop) return 0;
     if (state->action == kActionIdle) {
       backoff.wait();

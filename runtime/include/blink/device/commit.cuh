@@ -18,11 +18,13 @@ BLINK_FUNCTION bool is_stop_token(const blink_slot_request& request, uint32_t to
 }
 
 // Commits one row; one thread. The token that ends a request is emitted too, as its last record.
+// report() publishes it; where the request ends, end_request does.
 BLINK_FUNCTION uint32_t commit_row(Scheduler* s, uint32_t row_index) {
   const StepRow& row = s->rows[row_index];
   Lane& lane = s->lanes[row.lane];
   SlotRecord& record = s->slots[row.slot];
   lane.kv_len += row.num_tokens;
+  s->committed[row_index] = kNone;
   if (row.samples == 0) return kRowGoesOn;
   lane.phase = kLaneDecode;
   // Relaxed, because a spinning block may hold the last step's line in its L1.
@@ -35,7 +37,7 @@ BLINK_FUNCTION uint32_t commit_row(Scheduler* s, uint32_t row_index) {
   if (is_stop_token(s->requests[row.slot], token_id)) return kRowStopped;
   if (record.num_generated >= record.max_output_tokens) return kRowFull;
   record.state = BLINK_STATE_DECODE_PROCESSING;
-  publish_status(s, row.slot);
+  s->committed[row_index] = row.slot;
   return kRowGoesOn;
 }
 
@@ -72,10 +74,13 @@ BLINK_RARE_FUNCTION void fail_step(Scheduler* s, Team& team, uint32_t launch_err
 // Looks once, for the whole team, whether the step in flight has run to its end.
 template <typename Team>
 BLINK_FUNCTION void note_completion(Scheduler* s, Team& team) {
-  if (team.is_leader() && s->step_in_flight != 0) {
-    // Acquire: pairs with the graph's last write (persistent); a kernel boundary orders it
-    // otherwise.
-    s->step_is_complete = load_acquire(&s->step.state->completion) == s->launch_number ? 1 : 0;
+  if (team.is_leader()) {
+    s->num_committed = 0;
+    if (s->step_in_flight != 0) {
+      // Acquire: pairs with the graph's last write (persistent); a kernel boundary orders it
+      // otherwise.
+      s->step_is_complete = load_acquire(&s->step.state->completion) == s->launch_number ? 1 : 0;
+    }
   }
   team.sync();
 }
@@ -95,8 +100,6 @@ BLINK_FUNCTION void commit_step(Scheduler* s, Team& team, uint64_t now_ns) {
     if (outcome != kRowGoesOn) num_mine += uint64_t{1} << 32;
     if (s->rows[i].samples != 0 && outcome != kRowIsNan) ++num_mine;
   }
-  // By another thread than the first rows': over a link each release waits for what it releases.
-  if (team.id() == team.count() / 2) write_trace(s, now_ns);
   uint64_t num_all = 0;
   team.exclusive_sum(num_mine, &num_all);
   team.sync();
@@ -104,7 +107,10 @@ BLINK_FUNCTION void commit_step(Scheduler* s, Team& team, uint64_t now_ns) {
     s->step_in_flight = 0;
     s->num_prefilling -= s->step_num_prefilled;
     s->counters.output_tokens += static_cast<uint32_t>(num_all);
+    s->num_committed = num_rows;
     count_step(s);
+    note_step_time(s, now_ns);
+    note_trace(s, now_ns);
   }
   team.sync();
   if (num_all >> 32 == 0) return;

@@ -136,11 +136,19 @@ __device__ inline void store_hot(void* state, const HotMemory& hot, BlockThreads
   for (uint32_t i = team.id(); i < hot.num_bytes / 8; i += team.count()) target[i] = hot.words[i];
 }
 
-// Leader launches an exec; all get the result. The inputs that all threads filled are ordered
-// before it by the barrier and the fence. By the team.
-__device__ inline uint32_t launch_exec(uint64_t exec, cudaStream_t mode, BlockThreads& team) {
-  uint32_t result = 0;
+// Threads of the leader's warp, which launches while the others report.
+constexpr uint32_t kLauncherThreads = 32;
+
+// The leader launches an exec; all get the result. The inputs that all threads filled are ordered
+// before it by the barrier and the fence. What schedule() did goes to the ring meanwhile: a launch
+// takes 2 us, and so does a report over a link. By the team.
+__device__ inline uint32_t launch_and_report(uint64_t exec, cudaStream_t mode, Scheduler* s,
+                                             BlockThreads& team) {
   team.sync();
+  if (team.id() >= kLauncherThreads) {
+    report(s, team.id() - kLauncherThreads, team.count() - kLauncherThreads);
+  }
+  uint32_t result = 0;
   if (team.is_leader()) {
     __threadfence();
     result = static_cast<uint32_t>(cudaGraphLaunch(reinterpret_cast<cudaGraphExec_t>(exec), mode));
@@ -157,15 +165,16 @@ __device__ inline void note_launch_error(const Scheduler* s, uint32_t result) {
 // launch fails; its requests fail then and the idle graph goes on with the others. By the team.
 __device__ inline void launch_next_chained(const DeviceScheduler& device, Scheduler* s,
                                            BlockThreads& team) {
-  if (s->action == kActionStop) return;
-  if (s->action == kActionLaunch) {
+  const uint32_t action = s->action;
+  if (action == kActionStop) return;
+  const uint64_t idle = team.is_leader() ? device.execs[2 * device.num_keys] : 0;
+  if (action == kActionLaunch) {
     const uint64_t exec = team.is_leader() ? device.execs[2 * s->action_key] : 0;
-    const uint32_t result = launch_exec(exec, cudaStreamGraphTailLaunch, team);
+    const uint32_t result = launch_and_report(exec, cudaStreamGraphTailLaunch, s, team);
     if (result == 0) return;
     fail_step(s, team, result);
   }
-  const uint64_t idle = team.is_leader() ? device.execs[2 * device.num_keys] : 0;
-  const uint32_t result = launch_exec(idle, cudaStreamGraphTailLaunch, team);
+  const uint32_t result = launch_and_report(idle, cudaStreamGraphTailLaunch, s, team);
   if (team.is_leader()) note_launch_error(s, result);
 }
 
@@ -199,7 +208,7 @@ __device__ inline void await_completion(const Scheduler* s) {
 }
 
 // Launches the graph of action_key fire-and-forget, with the exec whose turn it is. By the team.
-__device__ inline uint32_t launch_beside(const DeviceScheduler& device, const Scheduler* s,
+__device__ inline uint32_t launch_beside(const DeviceScheduler& device, Scheduler* s,
                                          BlockThreads& team) {
   uint64_t exec = 0;
   if (team.is_leader()) {
@@ -208,7 +217,7 @@ __device__ inline uint32_t launch_beside(const DeviceScheduler& device, const Sc
     device.exec_turns[key] = static_cast<uint8_t>(turn ^ 1u);
     exec = device.execs[2 * key + turn];
   }
-  return launch_exec(exec, cudaStreamGraphFireAndForget, team);
+  return launch_and_report(exec, cudaStreamGraphFireAndForget, s, team);
 }
 
 __device__ inline void run_persistent(void* state, const HotMemory& hot, BlockThreads& team,
@@ -219,7 +228,8 @@ __device__ inline void run_persistent(void* state, const HotMemory& hot, BlockTh
     schedule(s, team, leader_time_ns(team));
     if (s->action == kActionStop) break;
     if (s->action == kActionIdle) {
-      team.sync();  // all have read the action
+      report(s, team.id(), team.count());
+      team.sync();
       __nanosleep(kIdlePauseNs);
       continue;
     }
@@ -233,7 +243,7 @@ __device__ inline void run_persistent(void* state, const HotMemory& hot, BlockTh
     // The window is used up: the tail launch starts once this graph and all that it launched are
     // through.
     const uint64_t self = reinterpret_cast<uint64_t>(cudaGetCurrentGraphExec());
-    const uint32_t result = launch_exec(self, cudaStreamGraphTailLaunch, team);
+    const uint32_t result = launch_and_report(self, cudaStreamGraphTailLaunch, s, team);
     if (team.is_leader()) note_launch_error(s, result);
   }
   store_hot(state, hot, team);
@@ -246,6 +256,7 @@ __device__ inline void run_host_step(void* state, const HotMemory& hot, BlockThr
   Scheduler* s = load_hot(state, hot, team);
   if (launch_error != 0) fail_step(s, team, launch_error);
   schedule(s, team, leader_time_ns(team));
+  report(s, team.id(), team.count());
   if (team.is_leader()) {
     store_relaxed(&device->mailbox->action, s->action);
     store_relaxed(&device->mailbox->action_key, s->action_key);

@@ -14,14 +14,13 @@ namespace blink {
 
 // Leader: tells the ring's owner that no further step will come.
 BLINK_FUNCTION void announce_stop(Scheduler* s) {
-  s->action = kActionStop;
-  store_relaxed(&s->header->scheduler_state, uint32_t{BLINK_SCHEDULER_STOPPED});
   // Release: pairs with the owner's acquire before it frees the ring.
   store_release(&s->header->stopped, 1u);
 }
 
 // Commits the finished step, if one was in flight, and sets `action` (and `action_key`): launch the
-// graph of that key, whose inputs are filled; poll again later; or stop. `now_ns` never goes back.
+// graph of that key, whose inputs are filled; poll again later; or stop. report() must follow,
+// before schedule() is called again. `now_ns` never goes back.
 template <typename Team>
 BLINK_RARE_FUNCTION void schedule(Scheduler* s, Team& team, uint64_t now_ns) {
   note_completion(s, team);
@@ -31,7 +30,10 @@ BLINK_RARE_FUNCTION void schedule(Scheduler* s, Team& team, uint64_t now_ns) {
   const bool must_stop = s->action == kActionStop;
   team.sync();
   if (must_stop) {
-    publish_statistics(s, team);
+    if (team.is_leader()) note_gauges(s, BLINK_SCHEDULER_STOPPED);
+    team.sync();
+    report(s, team.id(), team.count());
+    team.sync();
     if (team.is_leader()) announce_stop(s);
     team.sync();
     return;
@@ -42,10 +44,9 @@ BLINK_RARE_FUNCTION void schedule(Scheduler* s, Team& team, uint64_t now_ns) {
   if (has_step) fill_step(s, team, now_ns);
   if (team.is_leader()) {
     if (!has_step) ++s->counters.idle_polls;
-    const uint32_t state = has_step ? BLINK_SCHEDULER_RUNNING : BLINK_SCHEDULER_IDLE;
-    store_relaxed(&s->header->scheduler_state, state);
+    note_gauges(s, has_step ? BLINK_SCHEDULER_RUNNING : BLINK_SCHEDULER_IDLE);
   }
-  publish_statistics(s, team);
+  team.sync();
 }
 
 }  // namespace blink

@@ -157,6 +157,7 @@ struct Scheduler {
   uint32_t* free_pages;          // [num_kv_pages] stack
   uint32_t* free_lanes;          // [max_batch] stack
   uint32_t* running;             // [max_batch] lanes, oldest first
+  uint32_t* committed;           // [max_batch] slots whose tokens report() publishes, or kNone
   uint32_t* paused;              // [max_batch] slots, youngest first: a stack
   FrontEndRecord front_ends[BLINK_MAX_FRONT_ENDS];
   blink_counters counters;  // published every step
@@ -189,8 +190,12 @@ struct Scheduler {
   uint32_t last_step_was_prefill;
   uint32_t num_prefills_waited;  // prefill steps since the last decode, while lanes were decoding
 
+  // what report() tells the ring
+  uint32_t num_committed;
+  uint32_t scheduler_state;  // BLINK_SCHEDULER_*
   uint64_t heartbeat;
   uint64_t num_traces;
+  blink_trace_record trace;  // of the last step committed
   uint64_t last_scan_ns;
   uint64_t window_start_ns;
   uint64_t window_longest_ns;
@@ -227,12 +232,14 @@ BLINK_FUNCTION constexpr void carve_hot_arrays(Carver& carver, Scheduler* schedu
   uint32_t* running = carver.take<uint32_t>(max_batch);
   uint32_t* free_lanes = carver.take<uint32_t>(max_batch);
   uint32_t* paused = carver.take<uint32_t>(max_batch);
+  uint32_t* committed = carver.take<uint32_t>(max_batch);
   if (scheduler == nullptr) return;
   scheduler->lanes = lanes;
   scheduler->rows = rows;
   scheduler->running = running;
   scheduler->free_lanes = free_lanes;
   scheduler->paused = paused;
+  scheduler->committed = committed;
 }
 
 // Bytes of head and hot arrays.
