@@ -1,7 +1,8 @@
 """Times the CUDA kernels alone, in captured graphs: sizes of Llama-3-8B and Qwen3-30B-A3B -> a
 table.
 
-Run on the GPU machine: `python3 benchmarks/bench_kernels.py [gemv] [attention] [sample] [experts]`.
+Run on the GPU machine: `PYTHONPATH=.:runtime python3 benchmarks/bench_kernels.py [PART]...`, parts
+gemv, attention, sample, experts.
 """
 
 from __future__ import annotations
@@ -12,8 +13,6 @@ import statistics
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
-
-sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "runtime")]
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

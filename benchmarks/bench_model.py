@@ -1,10 +1,10 @@
 """Runs a compiled model's graphs on the GPU: files in a folder -> correctness, time a step, served
 tokens.
 
-`python3 benchmarks/bench_model.py FOLDER [check] [replay] [serve=PLACEMENT]...`. The folder holds
-kernels.cu, kernels.cubin, scheduler.cubin, launches.json, plan.json, config.json and inline.npz
-(computed weights); all other weights are made on the GPU at random. `benchmarks/prepare_model.py`
-writes such a folder without a GPU.
+`PYTHONPATH=.:runtime python3 benchmarks/bench_model.py FOLDER [check] [replay]
+[serve=PLACEMENT]...`. The folder holds kernels.cu, kernels.cubin, scheduler.cubin, launches.json,
+plan.json, config.json and inline.npz (computed weights); all other weights are made on the GPU at
+random. `benchmarks/prepare_model.py` writes such a folder without a GPU.
 """
 
 from __future__ import annotations
@@ -20,15 +20,20 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "runtime")]
-
 import numpy as np
 
 from blink_runtime.cuda_driver import Context, Event, MappedBuffer
 from blink_runtime.cuda_graphs import launch as cuda_driver_launch
 from blink_runtime.cuda_kernels import choose_gemv as chosen_by_size
 from blink_runtime.cuda_target import CudaFiles, CudaTarget, fill_random
-from blink_runtime.manual_step import read_logits, read_sampled, run_step, write_pages, write_step
+from blink_runtime.manual_step import (
+    read_logits,
+    read_sampled,
+    read_weight,
+    run_step,
+    write_pages,
+    write_step,
+)
 from blink_runtime.ring_memory import RingMemory
 from blinkc import abi
 from blinkc.capture.grid import GraphKey
@@ -119,10 +124,69 @@ def load(
     )
 
 
+def transformers_model(folder: Path, target: CudaTarget, dtype: Any) -> Any:
+    """Build transformers' model of config.json, with the weights that lie on the GPU."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.from_pretrained(folder)
+    with torch.device("cuda"):
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="eager")
+    model.eval()
+    state = dict(model.named_parameters())
+    seen = set()
+    for number, entry in enumerate(target.launches["weights"]):
+        if entry["dtype"] != "bf16":
+            continue
+        raw = torch.from_numpy(read_weight(target, number).reshape(-1)).cuda()
+        flat, at = raw.view(torch.bfloat16), 0
+        for name in entry["name"].split("+"):
+            size = state[name].numel()
+            state[name].data.copy_(flat[at : at + size].view(state[name].shape))
+            seen.add(name)
+            at += size
+    missing = set(state) - seen - ({"lm_head.weight"} if config.tie_word_embeddings else set())
+    assert not missing, missing
+    return model
+
+
+def check_bundle(bundle_path: Path, folder: Path, placement: str) -> None:
+    """Serve greedy requests from a bundle and hold their tokens against transformers in float32."""
+    import torch
+
+    from blink_runtime.cuda_bundle import load_cuda_target, read_plan
+    from blinkc.bundle.reader import open_bundle
+
+    torch.zeros(1, device="cuda")
+    context = Context()
+    with open_bundle(bundle_path) as bundle:
+        ring = RingMemory(read_plan(bundle), lambda size: MappedBuffer(size, "the ring"))
+        target = load_cuda_target(bundle, context, ring.memory, placement=placement, say=print)
+    target.start()
+    rng = np.random.default_rng(4)
+    prompts = [rng.integers(0, target.plan.vocab_size, n).tolist() for n in (3, 40, 150, 600)]
+    result = ring.run(prompts, 24, timeout_s=30.0)
+    outputs = [ring.tokens(slot, 24) for slot in range(len(prompts))]
+    ring.stop()
+    assert target.join(5.0)
+    model = transformers_model(folder, target, torch.float32)
+    equal, worst = 0, 0.0
+    for prompt, output in zip(prompts, outputs, strict=True):
+        with torch.no_grad():
+            logits = model(torch.tensor([prompt + output[:-1]], device="cuda")).logits[0]
+        logits = logits[len(prompt) - 1 :]
+        chosen = logits[torch.arange(24), torch.tensor(output, device="cuda")]
+        gaps = (logits.max(-1).values - chosen) / logits.std(-1)
+        equal += int((gaps == 0).sum())
+        worst = max(worst, float(gaps.max()))
+    report(f"bundle {placement}", equal=equal, of=24 * len(prompts), worst_gap_std=worst, **result)
+    assert worst < 0.15
+    target.close()
+
+
 def check_model(folder: Path) -> None:
     """Compare logits of prefill, chunked prefill and decode with transformers in float32."""
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
 
     keys = (
         GraphKey("prefill", 1, 64),
@@ -134,43 +198,12 @@ def check_model(folder: Path) -> None:
     )
     torch.zeros(1, device="cuda")
     target = load(folder, "none", keys=keys)
-    config = AutoConfig.from_pretrained(folder)
-    with torch.device("cuda"):
-        model = AutoModelForCausalLM.from_config(
-            config, dtype=torch.float32, attn_implementation="eager"
-        )
-    model.eval()
-    state = dict(model.named_parameters())
-    seen = set()
-    from blink_runtime.cuda_driver import check, driver
-
-    for number, entry in enumerate(target.launches["weights"]):
-        count = int(np.prod(entry["shape"]))
-        if entry["dtype"] != "bf16":
-            continue
-        flat = torch.empty(count, dtype=torch.bfloat16, device="cuda")
-        check(
-            driver().cuMemcpyDtoD(flat.data_ptr(), target.addresses.weights[number], count * 2),
-            "copy",
-        )
-        at = 0
-        for name in entry["name"].split("+"):
-            if name not in state:
-                print("no such parameter:", name)
-                continue
-            size = state[name].numel()
-            state[name].data.copy_(flat[at : at + size].view(state[name].shape))
-            seen.add(name)
-            at += size
-    missing = set(state) - seen - ({"lm_head.weight"} if config.tie_word_embeddings else set())
-    assert not missing, missing
-    import copy
-
-    half = copy.deepcopy(model).to(torch.bfloat16)
+    model = transformers_model(folder, target, torch.float32)
+    half = transformers_model(folder, target, torch.bfloat16)  # the yardstick of rounding
     failures: list[Any] = []
     worst_usual: list[float] = []
     rng = np.random.default_rng(3)
-    prompts = [rng.integers(0, config.vocab_size, n).tolist() for n in (37, 200, 5, 64)]
+    prompts = [rng.integers(0, target.plan.vocab_size, n).tolist() for n in (37, 200, 5, 64)]
     write_pages(target, 4, 64)
 
     def run(key: GraphKey, rows: list[tuple[list[int], int]]) -> tuple[np.ndarray, list[int]]:
@@ -457,6 +490,9 @@ def main() -> None:
             compile_kernels(folder)
         elif name == "check":
             check_model(folder)
+        elif name == "bundle":
+            bundle_path, placement = value.split(",")
+            check_bundle(Path(bundle_path), folder, placement)
         elif name == "replay":
             cases = [c.split(":") for c in value.split(",")]
             replay(folder, [(k, int(b), int(s), int(n)) for k, b, s, n in cases])
