@@ -61,6 +61,7 @@ def hollow_model(config: Any, *, dtype: str, max_seqlen: int) -> HollowModel:
             hint="models with ALiBi or without positions (recurrent ones) cannot be compiled",
         )
     _use_our_experts(model)
+    _keep_in_fp32(model, TORCH_DTYPES[dtype])
     notes = tuple(_fix_rope(model, max_seqlen))
     model.tie_weights()
     names: dict[int, list[str]] = {}
@@ -107,6 +108,22 @@ def _use_our_experts(model: Any) -> None:
         config = getattr(module, "config", None)
         if config is not None and hasattr(config, "_experts_implementation"):
             config._experts_implementation = IMPLEMENTATION
+
+
+def _keep_in_fp32(model: Any, dtype: torch.dtype) -> None:
+    """Give the tensors that transformers keeps in fp32 in half-precision models that type."""
+    from transformers.core_model_loading import build_glob_alternation
+
+    plan = model._get_dtype_plan(dtype)
+    if not plan:
+        return
+    names, group_patterns, _ = build_glob_alternation(list(plan))
+    for prefix, module in model.named_modules():
+        for tensors in (module._parameters, module._buffers):
+            for name, tensor in tensors.items():
+                found = names.search(f"{prefix}.{name}") if tensor is not None else None
+                if found and found.lastgroup:
+                    tensor.data = tensor.data.to(plan[group_patterns[found.lastgroup]])
 
 
 def _fix_rope(model: Any, max_seqlen: int) -> Iterator[str]:

@@ -45,6 +45,20 @@ def test_references_lead_to_what_transformers_loads(name: str, tmp_path: Path) -
     _assert_equal_state(tmp_path, model, _hollow(config))
 
 
+def test_half_precision_keeps_in_fp32_what_transformers_keeps(tmp_path: Path) -> None:
+    # Guards: a routing bias rounded to bf16 chooses other experts.
+    from transformers import AutoModelForCausalLM
+
+    config = make_config("glm4-moe")
+    save_tiny_model(config, tmp_path)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
+    with interfaces():
+        hollow = hollow_model(config, dtype="bf16", max_seqlen=64)
+    wanted = {name: tensor.dtype for name, tensor in model.state_dict().items()}
+    assert {name: tensor.dtype for name, tensor in hollow.model.state_dict().items()} == wanted
+    assert torch.float32 in wanted.values()
+
+
 def test_experts_lie_in_pieces_on_disk(tmp_path: Path) -> None:
     # Guards the test above: were experts saved fused, it would prove nothing about joining them.
     save_tiny_model(make_config("qwen3-moe"), tmp_path)
