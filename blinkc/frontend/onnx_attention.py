@@ -68,6 +68,16 @@ class RopeSource:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class NormSource:
+    """Norms of each query and key head that the attention op does itself, before rotation."""
+
+    query: str
+    key: str
+    query_epsilon: float
+    key_epsilon: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class AttentionMatch:
     """One attention layer of the graph. `output` is replaced by the cut op's result."""
 
@@ -83,8 +93,10 @@ class AttentionMatch:
     softcap: float = 0.0
     sinks: str = ""
     has_zero_sinks: bool = False
+    norms: NormSource | None = None
     rope: RopeSource | None = None
     bias: tuple[str, str, str] = ("", "", "")  # initializers added to q, k and v before rotation
+    needs_proof: bool = True  # False when the op's own definition says all
 
 
 def token_axis(name: str, probes: Sequence[Probe]) -> int | None:

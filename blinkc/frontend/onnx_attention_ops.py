@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from blinkc.errors import BlinkError
-from blinkc.frontend.onnx_attention import AttentionMatch, HeadsSource, RopeSource
+from blinkc.frontend.onnx_attention import AttentionMatch, HeadsSource, NormSource, RopeSource
+from blinkc.frontend.onnx_attention_region import find_cache_join, joined_heads
 from blinkc.frontend.onnx_masks import MaskUse, window_from_masks
 from blinkc.frontend.onnx_model import (
     CONTRIB_DOMAIN,
@@ -23,9 +24,12 @@ from blinkc.frontend.onnx_model import (
 )
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
     import onnx
 
     from blinkc.frontend.onnx_probe import Probe
+
+    Array = npt.NDArray[Any]
 
 # Attributes that change nothing when they hold this value.
 _GQA_NEUTRAL: dict[str, Any] = {
@@ -33,7 +37,7 @@ _GQA_NEUTRAL: dict[str, Any] = {
     "k_quant_type": "NONE",
     "v_quant_type": "NONE",
     "kv_cache_bit_width": 0,
-    "qk_norm_epsilon": None,
+    "causal": 1,
 }
 _GQA_KNOWN = {
     "num_heads",
@@ -44,6 +48,10 @@ _GQA_KNOWN = {
     "do_rotary",
     "rotary_interleaved",
     "smooth_softmax",
+    "qk_norm_epsilon",
+    "q_norm_epsilon",
+    "k_norm_epsilon",
+    "sliding_window_cache",  # how its own cache is stored; the window is local_window_size
 }
 _MHA_KNOWN = {"num_heads", "mask_filter_value", "scale", "unidirectional"}
 
@@ -82,13 +90,14 @@ def _match_group_query(
     attributes: dict[str, Any] = attribute_values(node)
     where = f"{model.path}: {describe_node(node)}"
     _refuse_attributes(where, attributes, _GQA_KNOWN, _GQA_NEUTRAL)
-    inputs = [*node.input, *[""] * (14 - len(node.input))]
-    refused = {12: "a quantized KV cache (k_scale)", 13: "a quantized KV cache (v_scale)"}
-    for index, what in refused.items():
-        if inputs[index]:
-            raise BlinkError(f"{where}: it has {what}", hint="export with an unquantized KV cache")
-    if any(inputs[14:]):
-        raise BlinkError(f"{where}: it has {len(node.input)} inputs, more than are known")
+    inputs = [*node.input, *[""] * (16 - len(node.input))]
+    if inputs[12] or inputs[13]:
+        raise BlinkError(
+            f"{where}: its KV cache is quantized (k_scale, v_scale)",
+            hint="export with an unquantized KV cache",
+        )
+    if any(inputs[16:]):
+        raise BlinkError(f"{where}: its input 16 (query_seqlens) is not supported")
     past = _graph_past(model, node)
     for index, name, offset in ((5, "seqlens_k", -1), (6, "total_sequence_length", 0)):
         for probe in probes:
@@ -125,7 +134,21 @@ def _match_group_query(
         window=window_from_masks(model, node, masks, probes, is_causal=True, window=max(window, 0)),
         sinks=inputs[11],
         has_zero_sinks=bool(attributes.get("smooth_softmax") == 1 and not inputs[11]),
+        norms=_norms(inputs[14], inputs[15], attributes),
         rope=rope,
+        needs_proof=False,
+    )
+
+
+def _norms(query: str, key: str, attributes: dict[str, Any]) -> NormSource | None:
+    if not query or not key:
+        return None
+    shared = float(attributes.get("qk_norm_epsilon", 1e-6))
+    return NormSource(
+        query=query,
+        key=key,
+        query_epsilon=float(attributes.get("q_norm_epsilon", shared)),
+        key_epsilon=float(attributes.get("k_norm_epsilon", shared)),
     )
 
 
@@ -142,7 +165,6 @@ def _match_multi_head(
         raise BlinkError(f"{where}: it shares its past buffer (past_sequence_length)")
     if any(len(probes[0].shapes.get(name, ())) != 3 for name in inputs[:3]):
         raise BlinkError(f"{where}: it is cross attention (keys and values of 4 axes)")
-    past = _graph_past(model, node)
     for probe in probes:
         if inputs[4]:
             padding = probe.value(inputs[4])
@@ -150,6 +172,17 @@ def _match_multi_head(
                 raise BlinkError(f"{where}: its key_padding_mask hides more than padding")
     heads = int(attributes["num_heads"])
     query, key, value = _flat_sources(node, inputs[:3], heads, heads, probes)
+    if inputs[6] or inputs[7]:
+        past = _graph_past(model, node)
+    else:  # the cache is joined in front of the op
+        joins = [find_cache_join(model, name, probes) for name in inputs[1:3]]
+        if joins[0] is None or joins[1] is None or inputs[3]:
+            raise BlinkError(
+                f"{where}: its keys and values do not come from KV cache inputs",
+                hint="cross attention and attention without a cache are not supported",
+            )
+        past = (joins[0].past, joins[1].past)
+        key, value = (joined_heads(model, join, probes) for join in joins if join is not None)
     masks = [MaskUse(node=node, name=inputs[5], kind="add")] if inputs[5] else []
     return AttentionMatch(
         node=node,
@@ -164,7 +197,29 @@ def _match_multi_head(
             model, node, masks, probes, is_causal=bool(attributes.get("unidirectional", 0))
         ),
         bias=(inputs[3], inputs[3], inputs[3]),
+        needs_proof=not inputs[6],
     )
+
+
+def run_multi_head(node: onnx.NodeProto, inputs: Sequence[Array | None]) -> list[Array] | None:
+    """Compute a MultiHeadAttention without its own cache on numpy values `[1, T, H * d]`."""
+    query, key, value, bias, padding, mask = [*inputs, None, None, None, None][:6]
+    if query is None or key is None or value is None or bias is not None or padding is not None:
+        return None
+    attributes: dict[str, Any] = attribute_values(node)
+    heads = int(attributes["num_heads"])
+    q, k, v = (
+        np.asarray(x, dtype=np.float64).reshape(x.shape[1], heads, -1) for x in (query, key, value)
+    )
+    scores = np.einsum("thd,nhd->htn", q, k) * float(attributes.get("scale") or q.shape[-1] ** -0.5)
+    if mask is not None:
+        scores = scores + np.asarray(mask, dtype=np.float64).reshape(-1, *mask.shape[-2:])
+    if attributes.get("unidirectional"):
+        scores += np.triu(np.full(scores.shape[1:], -np.inf), 1 + k.shape[0] - q.shape[0])
+    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    weights /= weights.sum(axis=-1, keepdims=True)
+    result = np.einsum("htn,nhd->thd", weights, v).reshape(1, q.shape[0], -1)
+    return [result.astype(query.dtype)]
 
 
 def _graph_past(model: OnnxModel, node: onnx.NodeProto) -> tuple[str, str]:

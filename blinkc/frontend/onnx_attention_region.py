@@ -39,7 +39,7 @@ class _Scores:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _CacheJoin:
+class CacheJoin:
     """Where past and new keys (or values) meet."""
 
     seen: str  # what attention reads
@@ -118,8 +118,8 @@ def _match_softmax(
     match = AttentionMatch(
         node=node,
         query=heads_source(model, query, probes),
-        key=_joined_heads(model, key_join, probes),
-        value=_joined_heads(model, value_join, probes),
+        key=joined_heads(model, key_join, probes),
+        value=joined_heads(model, value_join, probes),
         output=heads_source(model, product.output[0], probes),
         past_key=key_join.past,
         past_value=value_join.past,
@@ -162,7 +162,7 @@ def _match_attention_op(
         for name in inputs[1:3]:
             _check_all_tokens(model, node, name, probes)
         past = (joins[0].past, joins[1].past)
-        key, value = (_joined_heads(model, join, probes) for join in joins if join is not None)
+        key, value = (joined_heads(model, join, probes) for join in joins if join is not None)
     left = int(attributes.get("left_window_size", -1))
     if int(attributes.get("right_window_size", -1)) > 0:
         raise BlinkError(f"{where}: it looks at later tokens (right_window_size)")
@@ -268,7 +268,7 @@ def _take_where(node: onnx.NodeProto, data: str, probes: Sequence[Probe], scores
 
 def _walk_to_output(
     model: OnnxModel, softmax: onnx.NodeProto, probes: Sequence[Probe]
-) -> tuple[onnx.NodeProto, _CacheJoin] | None:
+) -> tuple[onnx.NodeProto, CacheJoin] | None:
     """Walk on from the softmax to its product with cached values."""
     name = softmax.output[0]
     for _ in range(16):
@@ -288,7 +288,7 @@ def _walk_to_output(
     return None
 
 
-def find_cache_join(model: OnnxModel, name: str, probes: Sequence[Probe]) -> _CacheJoin | None:
+def find_cache_join(model: OnnxModel, name: str, probes: Sequence[Probe]) -> CacheJoin | None:
     """Walk back over views and scalings to the concatenation of a past input with new data."""
     factor, seen = 1.0, name
     unknown = probes[0].unknown_data
@@ -302,7 +302,7 @@ def find_cache_join(model: OnnxModel, name: str, probes: Sequence[Probe]) -> _Ca
             if not past:
                 return None
             axis = int(str(attribute_values(node)["axis"]))
-            return _CacheJoin(seen=seen, past=past, new=data[1], axis=axis, factor=factor)
+            return CacheJoin(seen=seen, past=past, new=data[1], axis=axis, factor=factor)
         if not data or len(set(data)) != 1:
             return None
         if node.op_type in ("Mul", "Div"):
@@ -359,7 +359,8 @@ def _absorb_scalars(model: OnnxModel, name: str, probes: Sequence[Probe]) -> tup
         name = data[0]
 
 
-def _joined_heads(model: OnnxModel, join: _CacheJoin, probes: Sequence[Probe]) -> HeadsSource:
+def joined_heads(model: OnnxModel, join: CacheJoin, probes: Sequence[Probe]) -> HeadsSource:
+    """Return the layout of the new keys or values that join a cache."""
     rank = len(probes[0].shapes[join.new])
     dim_axis = rank - 1 if join.axis % rank != rank - 1 else rank - 2
     return heads_source(model, join.new, probes, dim_axis=dim_axis)

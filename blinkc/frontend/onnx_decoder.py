@@ -66,10 +66,11 @@ def decoder_graph_from_onnx(
 def find_attention(model: OnnxModel, probes: Sequence[Probe]) -> list[AttentionMatch]:
     """Find every attention layer, prove what was matched, and account for every KV input."""
     problems: dict[str, str] = {}
-    regions = match_attention_regions(model, probes, problems)
-    for match in regions:
-        verify_attention(model, match, probes[:-1])
-    matches = [*match_contrib_attention(model, probes), *regions]
+    matches = match_contrib_attention(model, probes)
+    matches += match_attention_regions(model, probes, problems)
+    for match in matches:
+        if match.needs_proof:
+            verify_attention(model, match, probes[:-1])
     order = {id(node): index for index, node in enumerate(model.nodes)}
     matches.sort(key=lambda match: order[id(match.node)])
     used = [name for match in matches for name in (match.past_key, match.past_value)]

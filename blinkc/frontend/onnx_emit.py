@@ -129,7 +129,7 @@ class DecoderEmitter:
         if axis is None or len(shape) >= rank:
             return tensor
         dims = [1] * (rank - len(shape)) + list(shape)
-        dims[axis + rank - len(shape)] = 1
+        dims[axis + rank - len(shape)] = self.meaning.rows_per_token(name)
         if axis != 0 and shape[0] != 1:
             raise BlinkError(
                 f"{self.model.path}: tensor '{name}': axis 0 of {shape} is not the batch"
@@ -284,6 +284,7 @@ class DecoderEmitter:
                 match = self.matches[name][1]
                 read = [s.name for s in (match.query, match.key, match.value)]
                 read += [match.sinks, match.bias[0]]
+                read += [match.norms.query, match.norms.key] if match.norms else []
                 read += [match.rope.cos, match.rope.sin] if match.rope else []
                 stack.extend((name, match.node) for name in read)
                 continue

@@ -9,6 +9,7 @@ import numpy as np
 from blinkc.errors import BlinkError
 from blinkc.frontend.onnx_attention import AttentionMatch, HeadsSource, RopeSource
 from blinkc.frontend.onnx_model import describe_node
+from blinkc.frontend.onnx_norms import rms_norm
 
 if TYPE_CHECKING:
     import onnx_graphsurgeon as gs
@@ -42,6 +43,10 @@ def emit_attention(emitter: DecoderEmitter, layer: int, match: AttentionMatch) -
     query, key, value = (_heads(emitter, source) for source in sources)
     if any(match.bias):
         query, key, value = _add_bias(emitter, match, (query, key, value))
+    if match.norms is not None:
+        norms, like = match.norms, match.query.name
+        query = rms_norm(emitter, query, norms.query, norms.query_epsilon, like=like)
+        key = rms_norm(emitter, key, norms.key, norms.key_epsilon, like=like)
     if match.rope is not None:
         tables = rope_rows(emitter, match.rope)
         query = rotate(emitter, query, match.query, tables, match.rope.is_interleaved)

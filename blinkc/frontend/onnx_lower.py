@@ -122,6 +122,8 @@ def lower_transpose(emitter: DecoderEmitter, node: onnx.NodeProto) -> list[gs.Te
     writer = emitter.writer
     if tokens is None:
         return [writer.one("Transpose", tensor, name=result, perm=perm)]
+    if emitter.meaning.rows_per_token(source) != 1:
+        raise emitter.fail(node, "it transposes an axis that holds tokens and heads")
     dims = emitter.meaning.packed_shape(result)
     moved = [axis for axis in perm if axis != tokens and shape[axis] != 1]
     if moved == sorted(moved):

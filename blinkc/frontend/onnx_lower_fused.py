@@ -8,19 +8,16 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from blinkc.frontend.onnx_attention import HeadsSource
 from blinkc.frontend.onnx_emit import DecoderEmitter, Handler
 from blinkc.frontend.onnx_emit_attention import rotate
 from blinkc.frontend.onnx_model import CONTRIB_DOMAIN, attribute_values
+from blinkc.frontend.onnx_norms import rms_norm
 from blinkc.frontend.onnx_weights import DTYPE_NAMES, dequantized_part
 
 if TYPE_CHECKING:
     import onnx
     import onnx_graphsurgeon as gs
-
-_FLOAT = 1  # TensorProto.FLOAT
 
 
 def lower_rms_norm(emitter: DecoderEmitter, node: onnx.NodeProto) -> list[gs.Tensor]:
@@ -29,7 +26,9 @@ def lower_rms_norm(emitter: DecoderEmitter, node: onnx.NodeProto) -> list[gs.Ten
     _check_last_axis(emitter, node, int(attributes.get("axis", -1)))
     epsilon = float(attributes.get("epsilon", 1e-5))
     source = emitter.operand(node.input[0])
-    return [_rms_norm(emitter, node, source, node.input[1], epsilon)]
+    return [
+        rms_norm(emitter, source, node.input[1], epsilon, like=node.output[0], name=node.output[0])
+    ]
 
 
 def lower_skip_rms_norm(emitter: DecoderEmitter, node: onnx.NodeProto) -> list[gs.Tensor]:
@@ -37,7 +36,7 @@ def lower_skip_rms_norm(emitter: DecoderEmitter, node: onnx.NodeProto) -> list[g
     inputs = [*node.input, ""]
     total = _skip_sum(emitter, node, inputs[3])
     epsilon = float(emitter.attributes(node, "epsilon").get("epsilon", 1e-5))
-    normed = _rms_norm(emitter, node, total, inputs[2], epsilon)
+    normed = rms_norm(emitter, total, inputs[2], epsilon, like=node.output[0], name=node.output[0])
     return _with_sum(node, normed, total)
 
 
@@ -184,24 +183,6 @@ def lower_fused_mat_mul(emitter: DecoderEmitter, node: onnx.NodeProto) -> list[g
         number = writer.number(alpha, emitter.mapped_type(node.output[0]))
         tensor = writer.one("Mul", tensor, number)
     return [tensor]
-
-
-def _rms_norm(
-    emitter: DecoderEmitter, node: onnx.NodeProto, source: gs.Tensor, scale: str, epsilon: float
-) -> gs.Tensor:
-    """Write x / sqrt(mean(x^2) + epsilon) * scale, the norm in fp32 as both definitions want."""
-    writer, name = emitter.writer, node.output[0]
-    element_type = emitter.mapped_type(name)
-    wide = source if element_type == _FLOAT else writer.cast(source, _FLOAT)
-    two = writer.constant(np.array(2.0, dtype=np.float32), name="two")
-    square = writer.one("Pow", wide, two)
-    mean = writer.one("ReduceMean", square, writer.ints(-1), keepdims=1)
-    shifted = writer.one("Add", mean, writer.number(epsilon, _FLOAT))
-    inverse = writer.one("Reciprocal", writer.one("Sqrt", shifted))
-    normed = writer.one("Mul", wide, inverse)
-    if element_type != _FLOAT:
-        normed = writer.cast(normed, element_type)
-    return writer.one("Mul", normed, emitter.operand(scale), name=name)
 
 
 def _skip_sum(emitter: DecoderEmitter, node: onnx.NodeProto, bias: str) -> gs.Tensor:

@@ -65,13 +65,13 @@ class MeaningOf:
         return self.probes[0].types[name]
 
     def token_axis(self, name: str) -> int | None:
-        """Return the axis that counts tokens, or None.
+        """Return the axis that counts tokens, or tokens times heads, or None.
 
         Raises BlinkError when the shape follows the lengths in any other way.
         """
         if name not in self._axes:
             shapes = [probe.shapes.get(name, ()) for probe in self.probes]
-            axis = token_axis(name, self.probes)
+            axis = _token_axis(shapes, [probe.seq for probe in self.probes])
             rest = {tuple(d for a, d in enumerate(s) if a != axis) for s in shapes}
             if len(rest) != 1:
                 node = self.model.producer.get(name)
@@ -89,18 +89,26 @@ class MeaningOf:
         return self._axes[name]
 
     def packed_shape(self, name: str) -> list[int]:
-        """Return the shape with tokens on axis 0 (-1), each as a batch entry of length 1."""
+        """Return the shape with tokens on axis 0 (-1), each as a batch entry of length 1.
+
+        An axis of tokens times heads keeps the heads.
+        """
         dims = list(self.shape(name))
         axis = self.token_axis(name)
         if axis is None:
             return dims
-        if axis != 0 and dims[0] != 1:
+        if (dims[0] != 1) if axis else (self.rows_per_token(name) != 1):
             node = self.model.producer.get(name)
             where = describe_node(node) if node is not None else f"tensor '{name}'"
             raise BlinkError(f"{self.model.path}: {where}: axis 0 of {dims} is not the batch")
-        dims[axis] = 1
+        dims[axis] = self.rows_per_token(name)
         dims[0] = -1
         return dims
+
+    def rows_per_token(self, name: str) -> int:
+        """Return how many entries of the token axis belong to one token."""
+        axis = self.token_axis(name)
+        return 1 if axis is None else self.shape(name)[axis] // self.probes[0].seq
 
     def _decide(self, name: str) -> Meaning:
         if name in self.model.initializers or self._is_weight_view(name):
@@ -175,6 +183,18 @@ class MeaningOf:
             node = self.model.producer.get(name)
         tensor = self.model.initializers.get(name)
         return tensor is not None and len(tensor.dims) >= 2
+
+
+def _token_axis(shapes: Sequence[tuple[int, ...]], sizes: Sequence[int]) -> int | None:
+    """Return the one axis that grows with the new tokens: as long, or a multiple, at every size."""
+    if len({len(shape) for shape in shapes}) != 1:
+        return None
+    axes = []
+    for axis in range(len(shapes[0])):
+        ratios = {divmod(shape[axis], seq) for shape, seq in zip(shapes, sizes, strict=True)}
+        if len(ratios) == 1 and ratios.pop()[1] == 0 and shapes[0][axis]:
+            axes.append(axis)
+    return axes[0] if len(axes) == 1 else None
 
 
 def _same(value: Array, other: Array) -> bool:

@@ -9,6 +9,7 @@ Comparing probes of different sizes tells what a value means, however the export
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     Array = npt.NDArray[Any]
 
 _MAX_ELEMENTS = 1 << 27  # no value larger than this is made
+_OPEN_SIZE = 7919  # stands for a head size not known yet; fits nothing by chance
 _SHAPE_ELEMENTS = 64  # inputs up to this size are handed to shape inference
 
 
@@ -90,7 +92,8 @@ class Probe:
         """Fill in shapes and types of the node's outputs."""
         import onnx
 
-        shapes = contrib_shapes(node, self.shapes, self.types)
+        self._close_sizes(node)
+        shapes = contrib_shapes(node, self.shapes, self.types, self.past)
         if shapes is not None:
             for name, (shape, element_type) in shapes.items():
                 self.shapes[name] = shape
@@ -141,6 +144,19 @@ class Probe:
                 if value is not None:
                     self.shapes[name] = value.shape
 
+    def _close_sizes(self, node: onnx.NodeProto) -> None:
+        """Take the open sizes of a KV input from the new keys or values it is joined with."""
+        if node.op_type != "Concat":
+            return
+        for name in node.input:
+            shape = self.shapes.get(name, ())
+            if name not in self.model.past or _OPEN_SIZE not in shape:
+                continue
+            others = [self.shapes[n] for n in node.input if n != name and n in self.shapes]
+            if len(others) == 1 and len(others[0]) == len(shape):
+                pairs = zip(shape, others[0], strict=True)
+                self.shapes[name] = tuple(o if s == _OPEN_SIZE else s for s, o in pairs)
+
     def _evaluate(
         self, name: str, values: dict[str, Array | None], feeds: Mapping[str, Array]
     ) -> Array | None:
@@ -187,7 +203,7 @@ class Probe:
                 return None
             bounds = {a.name: a.i for a in node.attribute}
             return [np.array(shape[bounds.get("start", 0) : bounds.get("end")], dtype=np.int64)]
-        if node.domain not in ONNX_DOMAINS:
+        if node.domain not in ONNX_DOMAINS and node.op_type != "MultiHeadAttention":
             return None
         inputs = [values[name] if name else None for name in node.input]
         if any(value is None for value, name in zip(inputs, node.input, strict=True) if name):
@@ -195,6 +211,10 @@ class Probe:
         sizes = [math.prod(self.shapes[name]) for name in node.output if name in self.shapes]
         if any(size > _MAX_ELEMENTS for size in sizes):
             return None
+        if node.op_type == "MultiHeadAttention":
+            from blinkc.frontend.onnx_attention_ops import run_multi_head
+
+            return run_multi_head(node, inputs)
         return _run_reference(node, inputs, self.model.opset)
 
 
@@ -256,15 +276,22 @@ def _token_shape(model: OnnxModel, name: str, length: int) -> tuple[int, ...]:
 
 
 def _kv_shape(model: OnnxModel, name: str, past: int) -> tuple[int, ...]:
-    """Return the KV input's shape: batch 1, exactly one dynamic axis, the past length."""
+    """Return the KV input's shape: batch 1, one axis of past tokens, the others fixed.
+
+    Newer builders leave the head size open too: it becomes `_OPEN_SIZE` until its reader tells.
+    """
     dims = model.inputs[name].type.tensor_type.shape.dim
     dynamic = [axis for axis, d in enumerate(dims) if axis > 0 and not d.HasField("dim_value")]
+    if len(dynamic) > 1:
+        dynamic = [a for a in dynamic if re.search(r"past|seq|len", dims[a].dim_param)]
     batch_ok = not dims[0].HasField("dim_value") or dims[0].dim_value == 1
     if len(dynamic) != 1 or not batch_ok:
         raise BlinkError(
             f"{model.path}: KV input '{name}' has shape "
-            f"{[d.dim_param or d.dim_value for d in dims]}; "
-            "batch and past length must be dynamic, heads and head size fixed",
+            f"{[d.dim_param or d.dim_value for d in dims]}; batch and past length must be dynamic, "
+            "heads and head size fixed",
             hint="export with dynamic batch and past axes",
         )
-    return tuple(1 if a == 0 else past if a in dynamic else d.dim_value for a, d in enumerate(dims))
+    sizes = [d.dim_value if d.HasField("dim_value") else _OPEN_SIZE for d in dims]
+    sizes[0], sizes[dynamic[0]] = 1, past
+    return tuple(sizes)

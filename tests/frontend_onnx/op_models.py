@@ -31,6 +31,7 @@ class OpModel:
     rotary: str = "op"  # "op": do_rotary; "node": a RotaryEmbedding in front; "none"
     interleaved: bool = False
     rotary_fraction: float = 1.0
+    qk_norm: bool = False
     window: int = -1
     softcap: float = 0.0
     scale: float = 0.0
@@ -45,6 +46,7 @@ class OpModel:
     logit_softcap: float = 0.0
     opset: int = 23
     external_data: bool = False
+    open_head_dim: bool = False  # as newer builders write their KV inputs
 
     @property
     def np_dtype(self) -> type:
@@ -213,6 +215,13 @@ class OpModelBuilder:
             inputs = [q, k, v, *past, shared["seqlens_k"], shared["total"], *rotary]
             if c.head_sink:
                 inputs += ["", "", self.vector(f"layers.{index}.sinks", c.heads)]
+            if c.qk_norm:
+                inputs += [""] * (14 - len(inputs))
+                inputs += [
+                    self.vector(f"layers.{index}.{what}_norm", c.head_dim, 1.0)
+                    for what in ("q", "k")
+                ]
+                extra["qk_norm_epsilon"] = 1e-5
             if c.smooth_softmax:
                 extra["smooth_softmax"] = 1
             self.node(
@@ -229,6 +238,13 @@ class OpModelBuilder:
                 **extra,
             )
             return out
+        if c.attention == "mha_joined":
+            k, v = (
+                self._joined(tensor, name, new, f"{out}.{what}")
+                for tensor, name, new, what in zip((k, v), past, present, "kv", strict=True)
+            )
+            inputs = [q, k, v, "", "", shared["mask"]]
+            return self.node("MultiHeadAttention", inputs, out, MS, num_heads=c.heads, **extra)
         if c.attention == "mha":
             inputs = [q, k, v, "", "", shared["mask"], *past]
             self.node("MultiHeadAttention", inputs, [out, *present], MS, num_heads=c.heads, **extra)
@@ -252,6 +268,18 @@ class OpModelBuilder:
             )
         return out
 
+    def _joined(self, x: str, past: str, present: str, name: str) -> str:
+        """Join the cache in front of the op and repeat its heads, as builders do for fp16 on CPU."""
+        c = self.config
+        self.node("Concat", [past, self._apart(x, c.kv_heads, name)], present, axis=2)
+        wide = self.node("Unsqueeze", [present, self.ints(2)], f"{name}.wide")
+        times = self.ints(1, 1, c.heads // c.kv_heads, 1, 1)
+        repeated = self.node("Expand", [wide, times], f"{name}.repeated")
+        shape = self.ints(0, c.heads, -1, c.head_dim)
+        heads = self.node("Reshape", [repeated, shape], f"{name}.heads")
+        turned = self.node("Transpose", [heads], f"{name}.turned", perm=[0, 2, 1, 3])
+        return self.node("Reshape", [turned, self.ints(0, 0, -1)], f"{name}.joined")
+
     def _apart(self, x: str, heads: int, name: str) -> str:
         split = self.node(
             "Reshape", [x, self.ints(0, 0, heads, self.config.head_dim)], f"{name}.split"
@@ -270,7 +298,7 @@ class OpModelBuilder:
             one = self.weight("index_1", np.array(1, dtype=np.int64))
             length = self.node("Gather", [shape, one], "total_length", axis=0)
             shared["total"] = self.node("Cast", [length], "total", to=TensorProto.INT32)
-        elif not c.is_causal or c.attention == "mha":
+        elif not c.is_causal or c.attention.startswith("mha"):
             shared["mask"] = self._mask()
         if c.rotary != "none":
             tables = self.switched_tables(shared["total"]) if c.longrope_at else self.rope_tables()
@@ -325,7 +353,7 @@ class OpModelBuilder:
         """Write the file, leaving out inputs that nothing reads."""
         c, info = self.config, helper.make_tensor_value_info
         integers = TensorProto.INT64
-        kv = ["batch", c.kv_heads, "past", c.head_dim]
+        kv = ["batch", c.kv_heads, "past", "kv_cache_dim" if c.open_head_dim else c.head_dim]
         inputs = [
             info("input_ids", integers, ["batch", "seq"]),
             info("attention_mask", integers, ["batch", "total"]),

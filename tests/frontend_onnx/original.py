@@ -12,7 +12,8 @@ import onnxruntime as ort
 class OriginalRun:
     """One request: feeds mask, positions and past, keeps the presents."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, head_dim: int = 16) -> None:
+        """Open the file; `head_dim` stands in where it leaves the head size of its cache open."""
         ort.set_default_logger_severity(3)
         options = ort.SessionOptions()
         options.intra_op_num_threads = 1
@@ -20,6 +21,7 @@ class OriginalRun:
         self.inputs = {i.name: i for i in self.session.get_inputs()}
         self.outputs = [o.name for o in self.session.get_outputs()]
         self.past_names = [n for n in self.inputs if "past" in n or "cache_" in n]
+        self.head_dim = head_dim
         self.length = 0
         self.past: dict[str, np.ndarray] = {}
 
@@ -35,6 +37,8 @@ class OriginalRun:
             info = self.inputs[name]
             shape = [d if isinstance(d, int) else 0 for d in info.shape]
             shape[0] = 1
+            if isinstance(info.shape[3], str):
+                shape[3] = self.head_dim
             feeds[name] = self.past.get(name, np.zeros(shape, dtype=_numpy_type(info.type)))
         results = dict(zip(self.outputs, self.session.run(None, feeds), strict=True))
         presents = [results[name] for name in self.outputs if name != "logits"]
