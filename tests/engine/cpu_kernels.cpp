@@ -1,6 +1,9 @@
 // The CPU kernels behind plain C functions, for test_cpu_kernels.py.
+#include <atomic>
 #include <cstdint>
 #include <cstring>
+#include <chrono>
+#include <thread>
 #include <vector>
 
 #include "blink/cpu/attention.hpp"
@@ -101,23 +104,60 @@ extern "C" uint32_t test_philox(uint64_t key, uint32_t counter) { return philox4
 
 extern "C" uint32_t test_usable_cpus() { return usable_cpus(); }
 
-// Runs phases of uneven work many times; returns how many chunks did not run exactly once.
-extern "C" uint32_t test_team(uint32_t threads, uint32_t runs, uint32_t phases, uint32_t chunks) {
-  Team team(threads);
-  std::vector<uint32_t> done(size_t{phases} * chunks);
-  uint32_t wrong = 0;
-  for (uint32_t run = 0; run < runs; ++run) {
-    auto job = [&](Worker& worker) {
-      for (uint32_t p = 0; p < phases; ++p) {
-        worker.phase(chunks, [&](uint32_t chunk) {
-          // a phase sees all of the phase before it
-          if (p > 0 && done[(p - 1) * chunks + (chunk + 1) % chunks] != run + 1) done[0] += 1000;
-          done[p * chunks + chunk] += 1;
-        });
+namespace {
+
+// Work that checks itself: a phase must see all of the phase before it, every chunk must run once.
+struct TeamWork {
+  uint32_t phases;
+  uint32_t chunks;
+  uint32_t run;  // number of the run, from 1
+  std::vector<uint32_t> done;
+  std::atomic<uint32_t> wrong{0};
+};
+
+void work_on(Worker& worker, TeamWork& w, uint32_t run, uint32_t phases, uint32_t chunks) {
+  for (uint32_t p = 0; p < phases; ++p) {
+    worker.phase(p % 5 == 4 ? 0 : chunks, [&](uint32_t chunk) {
+      if ((p * 31 + chunk * 17 + run) % 101 == 0) {
+        std::this_thread::sleep_for(
+            std::chrono::microseconds(200));  // as if its core were taken away
       }
-    };
-    team.run(job);
-    for (uint32_t value : done) wrong += value != run + 1;
+      const uint32_t before = p - (p % 5 == 0 && p > 0 ? 2 : 1);
+      if (p > 0 && w.done[before * chunks + (chunk + 1) % chunks] != run) w.wrong += 1;
+      w.done[p * chunks + chunk] += 1;
+    });
   }
-  return wrong;
+}
+
+}  // namespace
+
+// Runs phases of uneven work many times, joined or one after the other; returns how many chunks
+// went wrong.
+extern "C" uint32_t test_team(uint32_t threads, uint32_t runs, uint32_t phases, uint32_t chunks,
+                              int joined) {
+  TeamWork work{phases, chunks, 0, std::vector<uint32_t>(size_t{phases} * chunks), {}};
+  Team team(threads);
+  for (uint32_t run = 1; run <= runs; ++run) {
+    work.run = run;
+    if (joined) {
+      auto callable = [&](Worker& worker) { work_on(worker, work, run, phases, chunks); };
+      team.run(callable);
+    } else {
+      Job job;
+      job.run = [](Worker& worker, const uint64_t* words) {
+        work_on(worker, *reinterpret_cast<TeamWork*>(words[0]), static_cast<uint32_t>(words[1]),
+                static_cast<uint32_t>(words[2]), static_cast<uint32_t>(words[3]));
+      };
+      job.words[0] = reinterpret_cast<uint64_t>(&work);
+      job.words[1] = run;
+      job.words[2] = phases;
+      job.words[3] = chunks;
+      team.start(job);
+    }
+    for (uint32_t p = 0; p < phases; ++p) {
+      for (uint32_t c = 0; c < chunks; ++c)
+        work.wrong += p % 5 != 4 && work.done[p * chunks + c] != run;
+    }
+  }
+  return work.wrong;
 }

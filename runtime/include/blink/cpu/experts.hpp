@@ -122,17 +122,21 @@ inline void combine_experts(const ExpertsArgs& a, const ExpertsScratch& s, uint3
 
 inline void moe_experts(Worker& worker, const ExpertsArgs& a, ExpertsScratch& s) {
   worker.phase(1, [&](uint32_t) { group_by_expert(a, s); });
-  const uint32_t rows = s.begin[a.num_experts];
-  const RowChunks grouped(rows, worker.num_threads());
+  // Phases are cut by what the step may hold, never by what was counted: a thread that comes late
+  // must cut them alike. The rows past the last grouped one are left out inside.
+  const RowChunks grouped(a.num_tokens * a.per_token, worker.num_threads());
+  const auto end_of = [&](uint32_t chunk) {
+    return std::min(grouped.end(chunk), s.begin[a.num_experts]);
+  };
   worker.phase(grouped.count(), [&](uint32_t chunk) {
-    for (uint32_t i = grouped.begin(chunk); i < grouped.end(chunk); ++i) {
+    for (uint32_t i = grouped.begin(chunk); i < end_of(chunk); ++i) {
       std::memcpy(s.x.data() + size_t{i} * a.hidden, a.x + size_t{s.source[i]} * a.hidden,
                   a.hidden * sizeof(float));
     }
   });
   grouped_gemm(worker, a, s, a.gate_up, s.x.data(), s.gate_up.data());
   worker.phase(grouped.count(), [&](uint32_t chunk) {
-    for (uint32_t i = grouped.begin(chunk); i < grouped.end(chunk); ++i) {
+    for (uint32_t i = grouped.begin(chunk); i < end_of(chunk); ++i) {
       const float* gate = s.gate_up.data() + size_t{i} * 2 * a.intermediate;
       const float* up = gate + a.intermediate;
       float* middle = s.middle.data() + size_t{i} * a.intermediate;

@@ -105,6 +105,13 @@ class Model {
     allocate_buffers();
   }
 
+  // A thread may still be on its way through the last step: it must be gone before what it looks
+  // at.
+  ~Model() { team_.reset(); }
+
+  Model(const Model&) = delete;
+  Model& operator=(const Model&) = delete;
+
   const blink_step_buffers& buffers() const { return buffers_; }
 
   const float* logits() const {
@@ -226,9 +233,17 @@ inline int Model::launch(uint32_t key_index) {
     const uint32_t full = key.kind == BLINK_GRAPH_DECODE ? key.batch : key.seqlen;
     num_tokens = std::max(num_tokens, std::min(full, spec_.max_step_tokens));
   }
-  const Step step{*this, buffers_, num_tokens, num_rows};
-  auto job = [&](Worker& worker) { spec_.run_step(worker, step); };
-  team_->run(job);
+  Job job;
+  job.run = [](Worker& worker, const uint64_t* words) {
+    Model& model = *reinterpret_cast<Model*>(words[0]);
+    const Step step{model, model.buffers_, static_cast<uint32_t>(words[1]),
+                    static_cast<uint32_t>(words[2])};
+    model.spec_.run_step(worker, step);
+  };
+  job.words[0] = reinterpret_cast<uint64_t>(this);
+  job.words[1] = num_tokens;
+  job.words[2] = num_rows;
+  team_->start(job);
   // release: sampled_ids before it. pairs: whoever polls completion with acquire
   __atomic_store_n(&buffers_.state->completion, state.launch, __ATOMIC_RELEASE);
   return 0;

@@ -57,29 +57,45 @@ inline uint32_t usable_cpus() {
 
 class Team;
 
-// One thread's view of the team inside a step.
+// One thread's view of the team inside a job. All threads call the same phases in the same order,
+// with the same numbers of chunks.
 class Worker {
  public:
-  Worker(Team& team, uint32_t index) : team_(team), index_(index) {}
+  Worker(Team& team, uint32_t index, uint64_t first_tag)
+      : team_(team), index_(index), tag_(first_tag) {}
 
   uint32_t index() const { return index_; }
   uint32_t num_threads() const;
 
-  // Runs body(chunk) for each chunk in [0, num_chunks), shared among the threads, and waits for
-  // all.
+  // Runs body(chunk) for each chunk in [0, num_chunks), shared among the threads, and returns once
+  // all chunks are done, whoever did them.
   template <typename Body>
   void phase(uint32_t num_chunks, Body&& body);
 
  private:
+  friend class Team;
   Team& team_;
   uint32_t index_;
-  uint32_t phase_ = 0;
+  uint64_t tag_;  // of the next phase, unique over all jobs
 };
 
+// What the threads run: a function and a few words, copied, so that a thread which comes late
+// touches nothing that is gone.
+struct Job {
+  static constexpr uint32_t kWords = 4;
+  void (*run)(Worker&, const uint64_t* words) = nullptr;
+  uint64_t words[kWords] = {};
+};
+
+// Phases end when their chunks are done, not when all threads have arrived: a thread without a core
+// holds up at most the chunk it has claimed. Coming late, it finds every chunk of the phases it
+// missed taken and runs through them. Tags keep it out of phases that use the same slot later.
 class Team {
  public:
   // num_threads 0: as many as the process may use.
-  explicit Team(uint32_t num_threads) : num_threads_(num_threads ? num_threads : usable_cpus()) {
+  explicit Team(uint32_t num_threads)
+      : num_threads_(num_threads ? num_threads : usable_cpus()),
+        finished_(std::make_unique<std::atomic<uint32_t>[]>(num_threads_)) {
     for (uint32_t i = 1; i < num_threads_; ++i) {
       threads_.emplace_back([this, i] { serve(i); });
     }
@@ -89,7 +105,7 @@ class Team {
     stop_.store(true, std::memory_order_relaxed);
     // release: pairs with the acquire in serve(), which then reads stop_
     start_.fetch_add(1, std::memory_order_release);
-    start_.notify_all();
+    wake();
     for (std::thread& thread : threads_) thread.join();
   }
 
@@ -98,102 +114,183 @@ class Team {
 
   uint32_t num_threads() const { return num_threads_; }
 
-  // Runs job(Worker&) on every thread, the caller's included, and returns when all are through. One
-  // call at a time. No allocation, no lock.
-  template <typename Job>
-  void run(Job& job) {
-    job_ = &job;
-    invoke_ = [](void* job_pointer, Worker& worker) { (*static_cast<Job*>(job_pointer))(worker); };
-    counters_[0].value.store(0, std::memory_order_relaxed);
-    if (num_threads_ > 1) {
-      // release: pairs with the acquire in serve(); publishes job_, invoke_ and the counter
-      start_.fetch_add(1, std::memory_order_release);
-      if (sleepers_.load(std::memory_order_seq_cst) > 0) start_.notify_all();
+  // Runs the job on all threads, the caller's included, and returns when all its phases are done.
+  // Other threads may still be on their way through it. One call at a time. No allocation, no lock.
+  void start(const Job& job) {
+    const uint32_t number = start_.load(std::memory_order_relaxed) + 1;
+    Posted& posted = posted_[number % kPosted];
+    posted.run.store(job.run, std::memory_order_relaxed);
+    posted.first_tag.store(next_tag_, std::memory_order_relaxed);
+    for (uint32_t i = 0; i < Job::kWords; ++i) {
+      posted.words[i].store(job.words[i], std::memory_order_relaxed);
     }
-    Worker worker(*this, 0);
-    job(worker);
-    barrier();
+    if (num_threads_ > 1) {
+      // release: publishes the posted job. pairs: acquire in serve()
+      start_.store(number, std::memory_order_release);
+      wake();
+    }
+    Worker worker(*this, 0, next_tag_);
+    job.run(worker, job.words);
+    next_tag_ = worker.tag_;
+  }
+
+  // The same for a callable of the caller's, job(Worker&), which no thread touches any more on
+  // return.
+  template <typename Callable>
+  void run(Callable& callable) {
+    Job job;
+    job.run = [](Worker& worker, const uint64_t* words) {
+      (*reinterpret_cast<Callable*>(words[0]))(worker);
+    };
+    job.words[0] = reinterpret_cast<uint64_t>(&callable);
+    start(job);
+    const uint32_t number = start_.load(std::memory_order_relaxed);
+    for (uint32_t i = 1; i < num_threads_; ++i) {
+      // acquire: pairs with the release of finished_ in serve()
+      wait_until([&] { return finished_[i].load(std::memory_order_acquire) == number; });
+    }
   }
 
  private:
   friend class Worker;
 
-  struct alignas(64) Counter {
-    std::atomic<uint32_t> value{0};
+  static constexpr uint32_t kPosted = 8;  // jobs that a slow reader may still be copying
+  static constexpr uint32_t kSlots = 64;  // phases whose words are kept
+  static constexpr uint32_t kCountBits = 24;
+  static constexpr uint64_t kCountMask = (uint64_t{1} << kCountBits) - 1;
+  static constexpr uint32_t kSpins = 500;  // about 10 us
+  static constexpr uint32_t kYields = 20;  // then let others have the core
+
+  struct Posted {
+    std::atomic<void (*)(Worker&, const uint64_t*)> run{nullptr};
+    std::atomic<uint64_t> first_tag{0};
+    std::atomic<uint64_t> words[Job::kWords] = {};
   };
 
-  static constexpr uint32_t kSpins = 4000;  // about 50 us before a thread sleeps
+  // Both words: tag << 24 | chunks. An older tag counts as no chunk of this phase.
+  struct alignas(64) Slot {
+    std::atomic<uint64_t> claimed{0};
+    std::atomic<uint64_t> done{0};
+  };
 
   void serve(uint32_t index) {
     uint32_t seen = 0;
     for (;;) {
-      wait_until_changed(start_, seen);
-      seen += 1;
+      // acquire: pairs with the release of start_ in start()
+      wait_until([&] { return start_.load(std::memory_order_acquire) != seen; });
       if (stop_.load(std::memory_order_relaxed)) return;
-      Worker worker(*this, index);
-      invoke_(job_, worker);
-      barrier();
+      seen = start_.load(std::memory_order_acquire);
+      const Posted& posted = posted_[seen % kPosted];
+      Job job;
+      job.run = posted.run.load(std::memory_order_relaxed);
+      const uint64_t first_tag = posted.first_tag.load(std::memory_order_relaxed);
+      for (uint32_t i = 0; i < Job::kWords; ++i) {
+        job.words[i] = posted.words[i].load(std::memory_order_relaxed);
+      }
+      std::atomic_thread_fence(std::memory_order_acquire);
+      // kPosted jobs later the words may have been overwritten while they were copied: take a newer
+      // job
+      if (start_.load(std::memory_order_relaxed) - seen >= kPosted - 1) continue;
+      Worker worker(*this, index, first_tag);
+      job.run(worker, job.words);
+      finished_[index].store(seen, std::memory_order_release);
+      wake();
     }
   }
 
-  // acquire: pairs with the release of whoever changes `word`
-  void wait_until_changed(std::atomic<uint32_t>& word, uint32_t old) {
+  // Next chunk of the phase, or num_chunks when there is none left for this thread. relaxed: what a
+  // chunk reads was ordered by the wait for the phase before.
+  static uint32_t claim(Slot& slot, uint64_t tag, uint32_t num_chunks) {
+    uint64_t old = slot.claimed.load(std::memory_order_relaxed);
+    for (;;) {
+      const uint64_t old_tag = old >> kCountBits;
+      if (old_tag > tag) return num_chunks;  // others are far ahead
+      const auto chunk = static_cast<uint32_t>(old_tag == tag ? old & kCountMask : 0);
+      if (chunk >= num_chunks) return num_chunks;
+      const uint64_t next = tag << kCountBits | (chunk + 1);
+      if (slot.claimed.compare_exchange_weak(old, next, std::memory_order_relaxed)) return chunk;
+    }
+  }
+
+  void finish(Slot& slot, uint64_t tag, uint32_t num_chunks) {
+    uint64_t old = slot.done.load(std::memory_order_relaxed);
+    for (;;) {
+      const uint64_t count = (old >> kCountBits == tag ? old & kCountMask : 0) + 1;
+      const uint64_t next = tag << kCountBits | count;
+      // acq_rel: gathers the writes of all chunks. pairs: acquire in is_done()
+      if (slot.done.compare_exchange_weak(old, next, std::memory_order_acq_rel,
+                                          std::memory_order_relaxed)) {
+        if (count == num_chunks) wake();
+        return;
+      }
+    }
+  }
+
+  static bool is_done(const Slot& slot, uint64_t tag, uint32_t num_chunks) {
+    const uint64_t word = slot.done.load(std::memory_order_acquire);
+    const uint64_t found = word >> kCountBits;
+    return found > tag || (found == tag && (word & kCountMask) == num_chunks);
+  }
+
+  // Whoever changed what a thread may wait for calls this. seq_cst against the sleeper's count and
+  // reading of event_: either the sleeper is seen here, or it sees the change.
+  void wake() {
+    event_.fetch_add(1, std::memory_order_seq_cst);
+    if (sleepers_.load(std::memory_order_seq_cst) > 0) event_.notify_all();
+  }
+
+  // Spins, yields, then sleeps until `condition` holds; the phases' chunks, or the team's end, make
+  // it hold.
+  template <typename Condition>
+  void wait_until(Condition&& condition) {
     for (uint32_t spin = 0; spin < kSpins; ++spin) {
-      if (word.load(std::memory_order_acquire) != old) return;
+      if (condition()) return;
       pause_cpu();
     }
-    // seq_cst with the notifier's read of sleepers_: either it sees the sleeper or the sleeper sees
-    // the change
-    sleepers_.fetch_add(1, std::memory_order_seq_cst);
-    while (word.load(std::memory_order_seq_cst) == old) word.wait(old, std::memory_order_acquire);
-    sleepers_.fetch_sub(1, std::memory_order_relaxed);
-  }
-
-  // The last thread to arrive clears `next`, the counter of the phase after this one.
-  void barrier(Counter* next = nullptr) {
-    if (num_threads_ == 1) {
-      if (next) next->value.store(0, std::memory_order_relaxed);
-      return;
+    for (uint32_t yield = 0; yield < kYields; ++yield) {
+      if (condition()) return;
+      sched_yield();
     }
-    const uint32_t generation = generation_.load(std::memory_order_relaxed);
-    // acq_rel: every thread's writes before the barrier reach the last one, which releases them to
-    // all
-    if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == num_threads_) {
-      arrived_.store(0, std::memory_order_relaxed);
-      if (next) next->value.store(0, std::memory_order_relaxed);
-      generation_.store(generation + 1, std::memory_order_seq_cst);
-      if (sleepers_.load(std::memory_order_seq_cst) > 0) generation_.notify_all();
-      return;
+    for (;;) {
+      sleepers_.fetch_add(1, std::memory_order_seq_cst);
+      const uint32_t event = event_.load(std::memory_order_seq_cst);
+      const bool holds = condition();
+      if (!holds) event_.wait(event, std::memory_order_seq_cst);
+      sleepers_.fetch_sub(1, std::memory_order_relaxed);
+      if (holds || condition()) return;
     }
-    wait_until_changed(generation_, generation);
   }
 
   uint32_t num_threads_;
+  uint64_t next_tag_ = 1;
+  std::unique_ptr<std::atomic<uint32_t>[]> finished_;  // by thread: the last job it has left
   std::vector<std::thread> threads_;
-  void* job_ = nullptr;
-  void (*invoke_)(void*, Worker&) = nullptr;
   std::atomic<bool> stop_{false};
-  alignas(64) std::atomic<uint32_t> start_{0};
-  alignas(64) std::atomic<uint32_t> generation_{0};
-  alignas(64) std::atomic<uint32_t> arrived_{0};
+  Posted posted_[kPosted];
+  alignas(64) std::atomic<uint32_t> start_{0};  // number of the last job
+  alignas(64) std::atomic<uint32_t> event_{0};
   alignas(64) std::atomic<uint32_t> sleepers_{0};
-  Counter counters_[2];  // phase p claims from counter p % 2; the barrier before it has cleared it
+  Slot slots_[kSlots];
 };
 
 inline uint32_t Worker::num_threads() const { return team_.num_threads_; }
 
 template <typename Body>
 void Worker::phase(uint32_t num_chunks, Body&& body) {
-  Team::Counter& counter = team_.counters_[phase_ % 2];
-  Team::Counter& next = team_.counters_[(phase_ + 1) % 2];
-  phase_ += 1;
+  if (team_.num_threads_ == 1) {
+    for (uint32_t chunk = 0; chunk < num_chunks; ++chunk) body(chunk);
+    return;
+  }
+  const uint64_t tag = tag_++;
+  if (num_chunks == 0) return;
+  Team::Slot& slot = team_.slots_[tag % Team::kSlots];
   for (;;) {
-    // relaxed: chunks are independent; the barrier orders their results
-    const uint32_t chunk = counter.value.fetch_add(1, std::memory_order_relaxed);
+    const uint32_t chunk = Team::claim(slot, tag, num_chunks);
     if (chunk >= num_chunks) break;
     body(chunk);
+    team_.finish(slot, tag, num_chunks);
   }
-  team_.barrier(&next);
+  team_.wait_until([&] { return Team::is_done(slot, tag, num_chunks); });
 }
 
 // Rows in chunks: enough chunks to share, few enough to claim cheaply.
