@@ -37,13 +37,9 @@ GEMV_INSTANCES = (
 )
 
 
-def decode_attention_warps(head_dim: int, wide: bool) -> tuple[int, ...]:
-    """Return the sizes of decode attention's blocks, in warps.
-
-    Large blocks make one row quick, small ones overlap many rows on a multiprocessor. Wide groups
-    and heads want more registers and have small blocks alone.
-    """
-    return (4,) if wide or head_dim > 128 else (8, 4)
+def decode_attention_warps(head_dim: int, wide: bool) -> int:
+    """Return the warps of a decode attention block; wide groups and heads want more registers."""
+    return 4 if wide or head_dim > 128 else 8
 
 
 EXPERT_STREAM_WARPS = 8

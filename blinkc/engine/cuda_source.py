@@ -85,13 +85,12 @@ def render_cuda_source(needs: CudaNeeds) -> str:
         gemv_variants=needs.gemv,
         heads=tuple(
             HeadInstance(
-                name=f"{dim}_{'wide' if wide else 'narrow'}_{warps}",
+                name=f"{dim}_wide" if wide else str(dim),
                 dim=dim,
                 wide="true" if wide else "false",
-                warps=warps,
+                warps=decode_attention_warps(dim, wide),
             )
             for dim, wide in heads
-            for warps in decode_attention_warps(dim, wide)
         ),
         head_dims=tuple(sorted({dim for dim, _ in heads})),
         activation=ACTIVATIONS[needs.activation] if needs.activation else "",

@@ -75,11 +75,15 @@ class AttentionShape:
         """Return the query heads that share a KV head."""
         return self.num_q_heads // self.num_kv_heads
 
-    def decode_kernel(self, num_warps: int) -> str:
-        """Return the name of the decode kernel with blocks of `num_warps`."""
-        return (
-            f"decode_attention_{self.head_dim}_{'wide' if self.group > 8 else 'narrow'}_{num_warps}"
-        )
+    @property
+    def decode_warps(self) -> int:
+        """Return the warps of a decode block."""
+        return decode_attention_warps(self.head_dim, self.group > 8)
+
+    @property
+    def decode_kernel(self) -> str:
+        """Return the decode kernel's name."""
+        return f"decode_attention_{self.head_dim}" + ("_wide" if self.group > 8 else "")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -102,10 +106,8 @@ def _ceil_div(a: int, b: int) -> int:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DecodeShare:
-    """How decode attention of a key is shared out: warps of a block, splits of a row, least tokens
-    of one."""
+    """How decode attention of a key is shared out: splits of a row, fewest tokens of one."""
 
-    num_warps: int
     num_splits: int
     min_split_tokens: int
 
@@ -113,20 +115,17 @@ class DecodeShare:
 def share_decode(
     shape: AttentionShape, batch: int, seqlen: int, num_multiprocessors: int
 ) -> DecodeShare:
-    """Choose for a key.
+    """Choose for a key: rows are split until every multiprocessor has 8 warps.
 
-    With few (row, KV head) pairs blocks are large and rows are split until every multiprocessor has
-    a block; short reaches are not split, because merging costs more than a few more rounds of the
-    warps.
+    Short reaches are not split, because merging costs more than a few more rounds of the warps.
     """
     reach = seqlen if shape.window <= 0 else min(seqlen, shape.window + 16)
-    pairs = batch * shape.num_kv_heads
-    sizes = decode_attention_warps(shape.head_dim, shape.group > 8)
-    warps = max(sizes) if pairs <= num_multiprocessors else min(sizes)
     least = _UNSPLIT_TOKENS if reach <= _UNSPLIT_TOKENS else _MIN_SPLIT_TOKENS
-    wanted = max(1, num_multiprocessors * 8 // warps // pairs)
-    splits = min(wanted, MAX_SPLITS, _ceil_div(reach, least))
-    return DecodeShare(num_warps=warps, num_splits=splits, min_split_tokens=least)
+    blocks = num_multiprocessors * 8 // shape.decode_warps
+    wanted = max(1, blocks // (batch * shape.num_kv_heads))
+    return DecodeShare(
+        num_splits=min(wanted, MAX_SPLITS, _ceil_div(reach, least)), min_split_tokens=least
+    )
 
 
 def choose_gemv(m: int, n: int, k: int, num_multiprocessors: int) -> GemvInstance:
@@ -229,7 +228,7 @@ class CudaKernels:
     ) -> list[Launch]:
         """Return attention (and KV append) of one token a row."""
         share = share_decode(shape, batch, seqlen, self._num_multiprocessors)
-        name = shape.decode_kernel(share.num_warps)
+        name = shape.decode_kernel
         pointers = (
             q,
             k,
@@ -255,7 +254,7 @@ class CudaKernels:
             Launch(
                 self.function(name),
                 (share.num_splits, shape.num_kv_heads, batch),
-                share.num_warps * 32,
+                shape.decode_warps * 32,
                 self._shared_bytes(name),
                 (
                     *map(_pointer, pointers),

@@ -210,7 +210,7 @@ class CudaTarget:
         return self._new(size, "the scheduler's state")
 
     def _capture(self, enqueue: Callable[[], None], name: str) -> GraphExec:
-        """Capture what `enqueue` puts into the stream; instantiate, for device launch if need be."""
+        """Capture what `enqueue` puts into the stream; instantiate, for device launch if so."""
         with Capture(self.stream) as capture:
             enqueue()
         graph = capture.graph
