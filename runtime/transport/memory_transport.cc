@@ -39,6 +39,7 @@ class MemoryTransport final : public Transport {
       if (!fits(request.offset, request.source.size())) return Status::out_of_range;
     }
     for (const WriteRequest& request : batch) {
+      if (request.source.empty()) continue;
       std::byte* target = ring_ + request.offset;
       if (is_word(request.offset, request.source.size())) {
         uint64_t value;
@@ -63,6 +64,7 @@ class MemoryTransport final : public Transport {
     for (const ReadRequest& request : batch) {
       const size_t words = request.offset % 8 == 0 ? request.target.size() / 8 * 8 : 0;
       copy_words_acquire(request.target.data(), ring_ + request.offset, words);
+      if (request.target.size() == words) continue;
       std::memcpy(request.target.data() + words, ring_ + request.offset + words,
                   request.target.size() - words);
     }

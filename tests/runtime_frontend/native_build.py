@@ -32,7 +32,6 @@ def build_program(target: str, *, sanitize: str = "address,undefined") -> Path:
             run_quietly(
                 "cmake", "-S", str(ROOT / "runtime"), "-B", str(folder), "-G", "Ninja",
                 f"-DBLINK_SANITIZE={sanitize}", "-DBLINK_TESTS=ON", "-DBLINK_PYTHON=OFF",
-                "-DCMAKE_CXX_FLAGS_RELEASE=-O1",
             )  # fmt: skip
         run_quietly("cmake", "--build", str(folder), "-j2", "--target", target)
     return find_program(folder, target)

@@ -27,6 +27,10 @@ def test_program_under_thread_sanitizer(program: str) -> None:
 
 
 def run_program(path: Path) -> None:
-    environment = {**os.environ, "TSAN_OPTIONS": "halt_on_error=1"}
+    environment = {
+        **os.environ,
+        "TSAN_OPTIONS": "halt_on_error=1",
+        "UBSAN_OPTIONS": "halt_on_error=1",
+    }
     done = subprocess.run([str(path)], capture_output=True, text=True, timeout=600, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr
