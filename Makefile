@@ -45,7 +45,7 @@ $(VENV)/.installed: pyproject.toml | system-packages
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.installed
-	$(BIN)/pip install -q "cffi>=1.16" "hypothesis>=6" "mypy>=1.15" "openai>=1.50" "pytest>=8" \
+	$(BIN)/pip install -q "cffi>=1.16" "httpx>=0.27" "hypothesis>=6" "mypy>=1.15" "openai>=1.50" "pytest>=8" \
 	  "pytest-timeout>=2" "pytest-xdist>=3" "ruff>=0.9" "clang-format==18.1.8"
 	@touch $@
 
