@@ -49,12 +49,15 @@ def decoder_graph_from_onnx(
         why.
     """
     from blinkc.frontend.onnx_branches import hoist_constants, inline_branches, skip_identities
+    from blinkc.frontend.onnx_check import check_nodes
 
     path = _model_file(Path(path))
     model = read_onnx_model(path)
+    check_nodes(model)
     facts = read_model_facts(path, Path(config_path) if config_path else None)
     limit = _position_limit(model, facts, max_seqlen)
     inline_branches(model, limit)
+    check_nodes(model)
     hoist_constants(model)
     skip_identities(model)
     probes = [Probe(model, seq=s, past=p) for s, p in _sizes(limit)]

@@ -269,7 +269,7 @@ class OpModelBuilder:
         return out
 
     def _joined(self, x: str, past: str, present: str, name: str) -> str:
-        """Join the cache in front of the op and repeat its heads, as builders do for fp16 on CPU."""
+        """Join the cache in front of the op and repeat its heads, as for fp16 on CPU."""
         c = self.config
         self.node("Concat", [past, self._apart(x, c.kv_heads, name)], present, axis=2)
         wide = self.node("Unsqueeze", [present, self.ints(2)], f"{name}.wide")

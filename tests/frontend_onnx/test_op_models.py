@@ -83,7 +83,7 @@ def test_multi_head_attention(tmp_path: Path, options: dict[str, Any]) -> None:
 
 
 def test_norms_inside_attention(tmp_path: Path) -> None:
-    """onnxruntime's CPU kernel lacks them: compare with norms in front of the op, heads as tokens."""
+    """onnxruntime's CPU kernel lacks them: compare with norms before the op, heads as tokens."""
     fused = build_op_model(tmp_path / "fused.onnx", qk_norm=True)
     model = onnx.load(str(fused))
     for node in [n for n in model.graph.node if n.op_type == "GroupQueryAttention"]:
