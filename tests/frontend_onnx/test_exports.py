@@ -34,6 +34,16 @@ TORCHSCRIPT: dict[str, dict[str, Any]] = {
     "mistral_window": {"kind": "mistral"},
     "gemma2_window_softcap": {"kind": "gemma2", "attention": "eager"},
 }
+MORE_TORCHSCRIPT = {
+    "llama_eager",
+    "llama3_rope",
+    "gpt2_sdpa",
+    "phi_eager",
+    "phi3",
+    "gpt_neox",
+    "opt",
+    "mistral_window",
+}
 DYNAMO: dict[str, dict[str, Any]] = {
     "qwen3_18": {"kind": "qwen3", "opset": 18},
     "llama_18": {"kind": "llama", "opset": 18},
@@ -46,10 +56,12 @@ DYNAMO: dict[str, dict[str, Any]] = {
     "phi_20": {"kind": "phi", "opset": 20},
     "phi3_18": {"kind": "phi3", "opset": 18},
 }
-_SLOW = pytest.mark.slow  # torch.export takes ten seconds a model
+_SLOW = pytest.mark.slow  # torch.export takes ten seconds a model; many models add up
 
 
-@pytest.mark.parametrize("name", TORCHSCRIPT)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=_SLOW if n in MORE_TORCHSCRIPT else ()) for n in TORCHSCRIPT]
+)
 def test_torchscript_export(tmp_path: Path, name: str) -> None:
     path = export_model(tmp_path / "model.onnx", dynamo=False, **TORCHSCRIPT[name])
     assert_same_logits(path, vocab_size=VOCAB)
@@ -63,7 +75,15 @@ def test_dynamo_export(tmp_path: Path, name: str) -> None:
     assert_same_logits(path, vocab_size=VOCAB)
 
 
-@pytest.mark.parametrize("kind", ["llama", "qwen3", "gpt2", "phi", "mistral", "gemma2"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "qwen3",
+        "gpt2",
+        "phi",
+        *(pytest.param(kind, marks=_SLOW) for kind in ("llama", "mistral", "gemma2")),
+    ],
+)
 def test_equals_transformers(tmp_path: Path, kind: str) -> None:
     """The compiled graph gives the logits of the PyTorch model, not only those of the export."""
     import torch
