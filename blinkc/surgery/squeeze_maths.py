@@ -120,6 +120,8 @@ def rule_by_axis(num_outputs: int = 1) -> Rule:
         operands = _with_rows(context, [o for o in inputs if o is not None])
         first = operands[0]
         axis = inner_axis(context, first.shape, 0)
+        if any(o.has_rows for o in operands) and not all(o.has_rows for o in operands):
+            return [_look_up(context, operands, axis)]
         kept = kept_axes(first.shape, axis, *_wider_axes(operands))
         tensors = [viewed_rows(context, operand, kept) for operand in operands]
         shape = operands[1].shape if context.op == "GatherElements" else first.shape
@@ -131,6 +133,19 @@ def rule_by_axis(num_outputs: int = 1) -> Rule:
         return [finished(context, tensor, shape, first.dtype) for tensor in made]
 
     return rule
+
+
+def _look_up(context: NodeContext, operands: list[Operand], axis: int) -> Operand:
+    """Write GatherElements on one table for all rows as Gather."""
+    table, index = operands[0], operands[1]
+    others = [dim for at, dim in enumerate(table.shape) if at != axis]
+    if context.op != "GatherElements" or table.has_rows or any(dim != 1 for dim in others):
+        raise context.fail("some of its inputs are the same for every token, some are not")
+    tensors = [context.built.view(context.built.tensor_of(table), (table.shape[axis],))]
+    tensors.append(context.built.tensor_of(index))
+    out = tuple(tensors[1].shape)
+    made = context.built.emit("Gather", tensors, {"axis": 0}, [(out, table.dtype)])[0]
+    return finished(context, made, index.shape, table.dtype)
 
 
 def _with_rows(context: NodeContext, operands: list[Operand]) -> list[Operand]:

@@ -7,6 +7,7 @@ import math
 import numpy as np
 import onnx
 
+from blinkc.surgery.fold_shapes import SAMPLES
 from blinkc.surgery.squeeze_context import (
     NodeContext,
     Operands,
@@ -234,6 +235,8 @@ def rule_gather(context: NodeContext, inputs: Operands) -> list[Operand]:
         return [reshape(context, slice_axis(context, data, axis, at, at + 1), shape)]
     if data.has_rows and axis == 0 and not index.has_rows:
         raise context.fail("it picks tokens by a constant")
+    if data.has_rows and axis == 0 and index.shape[:1] != (SAMPLES,):
+        raise context.fail("it picks tokens by an index made from tokens")
     if not data.has_rows and axis > 0 and index.has_rows:
         raise context.fail("it looks up tokens on an inner axis")
     if data.has_rows and index.has_rows and axis > 0:

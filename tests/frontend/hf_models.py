@@ -127,6 +127,17 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "granite-moe": ("granitemoe", {"num_local_experts": 4, "num_experts_per_tok": 2}),
     "gptj": ("gptj", {"n_embd": 32, "n_layer": 3, "n_head": 4, "rotary_dim": 4}),
     "codegen": ("codegen", {"n_embd": 32, "n_layer": 3, "n_head": 4, "rotary_dim": 4}),
+    "olmo": ("olmo", {"clip_qkv": 0.5}),
+    "olmo3": ("olmo3", {"sliding_window": 4}),
+    "persimmon": ("persimmon", {}),
+    "biogpt": ("biogpt", {}),
+    "bert-decoder": ("bert", {"is_decoder": True}),
+    "bitnet": ("bitnet", {}),
+    "ernie4-5-moe": (
+        "ernie4_5_moe",
+        {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 16},
+    ),
+    "flex-olmo": ("flex_olmo", {"num_experts": 4, "num_experts_per_tok": 2}),
     "opt": (
         "opt",
         {

@@ -121,6 +121,28 @@ def test_shifted_tokens_are_refused() -> None:
         segment_decoder(graph)
 
 
+def test_tokens_picked_by_position_are_refused() -> None:
+    # Guards: positions are those of a request, axis 0 is that of the step.
+    writer = GraphWriter()
+    x = writer.embed()
+    graph = writer.finish(writer.attend(writer.add("Gather", x, "positions"), "layer0"))
+    with pytest.raises(BlinkError, match="picks tokens"):
+        segment_decoder(graph)
+
+
+def test_one_table_for_all_tokens_becomes_a_look_up() -> None:
+    # Guards: GatherElements on a table without rows has no meaning once tokens are packed.
+    writer = GraphWriter()
+    x = writer.embed()
+    at = writer.add("Unsqueeze", "positions", writer.constant([1]))
+    looked_up = writer.add("GatherElements", writer.weight("table", 1, 64), at, axis=1)
+    bias = writer.add("Unsqueeze", looked_up, writer.constant([2]))
+    model = segment_decoder(writer.finish(writer.attend(writer.add("Add", x, bias), "layer0")))
+    assert all(n.op_type != "GatherElements" for n in model.segments[0].model.graph.node)
+    logits = ComposedModel(model).step([(Request(), [1, 2, 3])])
+    assert logits.shape == (1, 12)
+
+
 def test_a_model_without_attention_is_refused() -> None:
     writer = GraphWriter()
     with pytest.raises(BlinkError, match="no attention layer"):
