@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import socket
 import threading
 from collections.abc import Callable
@@ -162,7 +163,7 @@ def test_stopped_scheduler(make_server: Callable[..., Server]) -> None:
 
 
 def test_ring_without_scheduler(make_server: Callable[..., Server]) -> None:
-    ring = _native.Ring.create("/blink-test-empty", ring_sizes())
+    ring = _native.Ring.create(f"/blink-test-empty-{os.getpid()}", ring_sizes())
     with FrontEnd(ring, ByteCodec(), None, FrontEndOptions(port=0)) as front_end:
         response = httpx.get(f"{front_end.url}/health")
         assert response.status_code == 503
@@ -171,7 +172,7 @@ def test_ring_without_scheduler(make_server: Callable[..., Server]) -> None:
 
 def test_front_end_restarts_with_requests_in_flight() -> None:
     """The bug: slots of the first life never released, or its tokens in the second's answers."""
-    ring = _native.Ring.create("/blink-test-restart", ring_sizes(num_slots=4))
+    ring = _native.Ring.create(f"/blink-test-restart-{os.getpid()}", ring_sizes(num_slots=4))
     owner = start_owner(ring.name, {"token_interval_us": 3000})
     options = FrontEndOptions(port=0, model_name="fake", eos_token_ids=(EOS,))
     try:
