@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from blinkc.capture.plan import CapturePlan
 
 LAUNCH_LIST_FORMAT = 1
+MAX_EXPERTS, MAX_CHOICES = 1024, 32  # kMaxExperts, kMaxChoices of moe.cuh
 STEP_INPUTS = {"input_ids": "input_ids", "positions": "positions", "rows": "sample_token"}
 
 
@@ -89,6 +90,7 @@ class _Renderer:
 
     def render(self) -> CudaModel:
         model, plan = self.segmented, self.plan
+        self._check()
         self.programs = [lower_segment(segment) for segment in model.segments]
         self.weights = {name: i for i, name in enumerate(model.weights)}
         self.sampled = self._find_half_logits()
@@ -113,6 +115,19 @@ class _Renderer:
         }
         source = render_cuda_source(self._needs())
         return CudaModel(source=source, launches=launches)
+
+    def _check(self) -> None:
+        """Refuse what the kernels do not have, before anything is lowered."""
+        dtype, page = self.segmented.spec.dtype, self.plan.page_size_tokens
+        if dtype not in ("bf16", "fp16"):
+            raise BlinkError(
+                f"the cuda engine computes in bf16 or fp16, the model is {dtype}",
+                hint="compile with --dtype bf16",
+            )
+        if page < 16 or page & (page - 1):
+            raise BlinkError(
+                f"pages of {page} tokens: the cuda engine wants a power of two from 16 on"
+            )
 
     def _find_half_logits(self) -> _HalfLogits | None:
         """Find a row kernel that only widens the logits to fp32: sampling reads what it reads.
@@ -315,6 +330,12 @@ class _Renderer:
                 f"experts of layer {call.attributes['layer']}: sizes {hidden} and {intermediate}",
                 hint="the cuda engine takes hidden sizes in steps of 128, inner ones of 32",
             )
+        num_choices = prod(self.segmented.values[call.activations[1]].shape)
+        if num_experts > MAX_EXPERTS or num_choices > MAX_CHOICES:
+            raise BlinkError(
+                f"experts of layer {call.attributes['layer']}: {num_choices} of {num_experts}",
+                hint=f"the cuda engine takes up to {MAX_CHOICES} of {MAX_EXPERTS}",
+            )
         return {
             "op": "experts",
             "x": x,
@@ -324,7 +345,7 @@ class _Renderer:
             "down": self._weight(down),
             "out": self._value(call.outputs[0]),
             "num_experts": num_experts,
-            "num_choices": prod(self.segmented.values[call.activations[1]].shape),
+            "num_choices": num_choices,
             "hidden_size": hidden,
             "intermediate_size": intermediate,
         }
