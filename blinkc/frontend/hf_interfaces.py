@@ -161,29 +161,18 @@ def attend(
     where = f"{type(module).__name__} of layer {getattr(module, 'layer_idx', '?')}"
     if not isinstance(attention_mask, MaskMarker):
         raise BlinkError(f"{where} runs without the causal mask that transformers makes")
-    if is_causal is False or getattr(module, "is_causal", True) is False:
-        raise BlinkError(f"{where} is not causal", hint="encoders cannot be compiled")
-    for name, argument in kwargs.items():
-        if argument is not None and argument is not False and name not in _HARMLESS_ARGUMENTS:
-            raise BlinkError(
-                f"{where} passes `{name}` to attention, which blink::PagedAttention cannot carry"
-            )
-    if dropout:
-        raise BlinkError(f"{where} has dropout {dropout} at inference")
     window = attention_mask.window
     if sliding_window and sliding_window != window:
         raise BlinkError(
             f"{where} asks for window {sliding_window}, its mask has {window or 'none'}"
         )
-    if value.shape[-1] != query.shape[-1]:
-        raise BlinkError(
-            f"{where} has heads of {query.shape[-1]} for queries and {value.shape[-1]} for values",
-            hint="latent attention with unequal head sizes is not supported",
-        )
+    if is_causal is False or getattr(module, "is_causal", True) is False:
+        raise BlinkError(f"{where} is not causal", hint="encoders cannot be compiled")
+    _check_carried(where, {"dropout": dropout or None, **kwargs})
+    _check_head_sizes(where, query.shape[-1], value.shape[-1])
     if query.shape[2] != 1:
-        return torch.empty_like(query).transpose(
-            1, 2
-        ), None  # a sequence: shapes alone are looked at
+        # A sequence: only the guard asks so, and looks at shapes alone.
+        return torch.empty_like(query).transpose(1, 2), None
     out = paged_attention(
         query.squeeze(2),
         key.squeeze(2),
@@ -195,6 +184,22 @@ def attend(
         float(softcap or 0.0),
     )
     return out.unsqueeze(1), None
+
+
+def _check_carried(where: str, arguments: dict[str, Any]) -> None:
+    for name, argument in arguments.items():
+        if argument is not None and argument is not False and name not in _HARMLESS_ARGUMENTS:
+            raise BlinkError(
+                f"{where} passes `{name}` to attention, which blink::PagedAttention cannot carry"
+            )
+
+
+def _check_head_sizes(where: str, query: int, value: int) -> None:
+    if value != query:
+        raise BlinkError(
+            f"{where} has heads of {query} for queries and {value} for values",
+            hint="latent attention with unequal head sizes is not supported",
+        )
 
 
 _ACTIVATIONS = {
@@ -229,6 +234,8 @@ def run_experts(
                 hint="experts must be plain gate, up and down projections without biases",
             )
     activation = _ACTIVATIONS.get(type(module.act_fn).__name__)
+    if getattr(module.act_fn, "approximate", "none") == "tanh":
+        activation = "gelu_tanh"
     if activation is None:
         raise BlinkError(
             f"{where} uses {type(module.act_fn).__name__}, which no experts kernel has"
