@@ -3,7 +3,9 @@
 
 Input: tokenizer.json files (by default those that the tokenizer's tests use) and texts cut from the
 documentation and source of the Python that runs this. Every call gets a text that was not passed
-before. Output: microseconds a call and ratios on stdout, JSON in benchmarks/results. Run it as
+before, to any of the encoders compared. Times are CPU time of the process (threads of the library,
+if it starts any, count), so that other programs of the machine disturb little. Output: microseconds
+a call and ratios on stdout, JSON in benchmarks/results. Run it as
 `python benchmarks/bench_tokenizer.py`.
 """
 
@@ -12,6 +14,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
+import os
 import platform
 import random
 import statistics
@@ -25,7 +28,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "tokenizer")]
 
 LENGTHS_TOKENS = (10, 32, 128, 512, 2048)
-CALLS = {10: 2000, 32: 1500, 128: 800, 512: 300, 2048: 100}
+NUM_TEXTS = {10: 8000, 32: 4000, 128: 2000, 512: 800, 2048: 320}
 
 
 def corpus_texts() -> dict[str, str]:
@@ -72,22 +75,37 @@ def slices(text: str, hf: Any, length_tokens: int, count: int, seed: int) -> lis
     while len(found) < count:
         start = random_.randrange(max(1, len(text) - chars))
         start = text.find(" ", start) + 1
-        # A word of its own makes the slice new even where the corpus repeats.
         found.add(text[start : start + chars])
     return sorted(found, key=lambda piece: hash((seed, piece)))
 
 
-def time_calls(encode: Callable[[str], object], texts: Sequence[str]) -> float:
-    """Return the median over ten parts of the microseconds of one call."""
-    part = max(1, len(texts) // 10)
-    times = []
-    for at in range(0, len(texts) - part + 1, part):
-        batch = texts[at : at + part]
-        start = time.perf_counter()
-        for text in batch:
+def time_calls(
+    encoders: dict[str, Callable[[Sequence[str]], float]], texts: Sequence[str]
+) -> dict[str, float]:
+    """Return the median over ten parts of the microseconds of one call, by encoder.
+
+    The encoders take turns, each with texts of its own: none profits from what another cached.
+    """
+    part = max(1, len(texts) // (10 * len(encoders)))
+    times: dict[str, list[float]] = {name: [] for name in encoders}
+    at = 0
+    while at + part * len(encoders) <= len(texts):
+        for name, seconds_of in encoders.items():
+            times[name].append(seconds_of(texts[at : at + part]) / part * 1e6)
+            at += part
+    return {name: statistics.median(values) for name, values in times.items()}
+
+
+def called(encode: Callable[[str], object]) -> Callable[[Sequence[str]], float]:
+    """Return a function that passes each text to `encode` and returns the seconds that it took."""
+
+    def seconds_of(texts: Sequence[str]) -> float:
+        start = time.process_time()
+        for text in texts:
             encode(text)
-        times.append((time.perf_counter() - start) / part * 1e6)
-    return statistics.median(times)
+        return time.process_time() - start
+
+    return seconds_of
 
 
 def measure(name: str, raw: bytes, module: Any, corpora: dict[str, str]) -> list[dict[str, Any]]:
@@ -101,7 +119,7 @@ def measure(name: str, raw: bytes, module: Any, corpora: dict[str, str]) -> list
     rows = []
     for corpus, text in corpora.items():
         for length in LENGTHS_TOKENS:
-            texts = slices(text, hf, length, CALLS[length], seed=length)
+            texts = slices(text, hf, length, NUM_TEXTS[length], seed=length)
             for piece in texts[:20]:
                 if hf.encode(piece).ids != ours.encode(piece):
                     raise SystemExit(f"{name}: ids differ for {piece!r}")
@@ -111,12 +129,13 @@ def measure(name: str, raw: bytes, module: Any, corpora: dict[str, str]) -> list
                 ours.encode(piece)
             row: dict[str, Any] = {"vocabulary": name, "corpus": corpus, "tokens": length}
             row["bytes"] = round(statistics.mean(len(piece.encode()) for piece in timed))
-            row["hf_us"] = time_calls(lambda piece: hf.encode(piece).ids, timed)
-            row["hf_fast_us"] = time_calls(
-                lambda piece: hf.encode_batch_fast([piece])[0].ids, timed
-            )
-            row["ours_us"] = time_calls(ours.encode, timed)
-            row["cpp_us"] = module.encode_ns(ours, timed) / len(timed) / 1e3
+            encoders = {
+                "hf_us": called(lambda text: hf.encode(text).ids),
+                "hf_fast_us": called(lambda text: hf.encode_batch_fast([text])[0].ids),
+                "ours_us": called(ours.encode),
+                "cpp_us": lambda texts: module.encode_ns(ours, list(texts)) / 1e9,
+            }
+            row.update(time_calls(encoders, timed))
             row["ratio"] = row["hf_us"] / row["ours_us"]
             rows.append(row)
             print(
@@ -160,7 +179,9 @@ def main() -> None:
     result = {
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "command": "python benchmarks/bench_tokenizer.py " + " ".join(sys.argv[1:]),
-        "hardware": cpu_name(),
+        "hardware": f"{cpu_name()}, {os.cpu_count()} cores",
+        "clock": "CPU time of the process",
+        "load_average": os.getloadavg()[0],
         "python": platform.python_version(),
         "tokenizers": tokenizers.__version__,
         "rows": rows,

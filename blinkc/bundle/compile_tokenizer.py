@@ -33,6 +33,7 @@ MAX_IDS = (1 << 20) - 1
 MAX_MERGES = 1 << 24
 MAX_TOKEN_BYTES = 1 << 16
 FLAG_IGNORE_MERGES, FLAG_ADD_PREFIX_SPACE, FLAG_FUSE_UNKNOWN, FLAG_BYTE_FALLBACK = 1, 2, 4, 8
+FLAG_STRIP_LEADING_SPACE = 16
 TOKEN_EXISTS, TOKEN_SPECIAL, TOKEN_IN_MODEL, TOKEN_BYTE = 1, 2, 4, 8
 ADDED_FLAGS = {"special": 1, "lstrip": 2, "rstrip": 4, "single_word": 8, "normalized": 16}
 
@@ -92,6 +93,7 @@ def _compile_document(document: dict[str, Any]) -> bytes:
         | FLAG_ADD_PREFIX_SPACE * kinds.add_prefix_space
         | FLAG_FUSE_UNKNOWN * bool(model.get("fuse_unk"))
         | FLAG_BYTE_FALLBACK * bool(model.get("byte_fallback"))
+        | FLAG_STRIP_LEADING_SPACE * kinds.strips_leading_space
     )
     fields = (
         *(0, kinds.alphabet, kinds.pretokenizer, kinds.normalizer, flags),

@@ -15,8 +15,8 @@ from blinkc.errors import BlinkError
 LOW_BLOCK = "\u2581"
 
 ALPHABET_BYTES, ALPHABET_CHARACTERS = 0, 1
-GPT2, DIGITS_GPT2, LLAMA3, QWEN, O200K, DEEPSEEK_V3, WHOLE = range(7)
-NORMALIZE_NONE, NORMALIZE_NFC, NORMALIZE_SPACE_TO_LOW_BLOCK = range(3)
+GPT2, DIGITS_GPT2, LLAMA3, QWEN, O200K, DEEPSEEK_V3, WHOLE, TEKKEN = range(8)
+NORMALIZE_NONE, NORMALIZE_NFC, NORMALIZE_SPACES, NORMALIZE_PREPEND_SPACES = range(4)
 
 _CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -33,6 +33,10 @@ SPLIT_PATTERNS: dict[tuple[str, ...], int] = {
         f"{_PREFIX}{_UPPER}*{_LOWER}+{_CONTRACTIONS}?|{_PREFIX}{_UPPER}+{_LOWER}*{_CONTRACTIONS}?"
         r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|" + _SPACES,
     ): O200K,
+    (
+        f"{_PREFIX}{_UPPER}*{_LOWER}+|{_PREFIX}{_UPPER}+{_LOWER}*"
+        r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|" + _SPACES,
+    ): TEKKEN,
     (
         r"\p{N}{1,3}",
         "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",
@@ -59,6 +63,7 @@ class TokenizerKinds:
     pretokenizer: int
     normalizer: int
     add_prefix_space: bool
+    strips_leading_space: bool = False  # decoding takes one space off the front
 
 
 def _flatten(step: dict[str, Any] | None, children: str) -> list[dict[str, Any]]:
@@ -75,7 +80,7 @@ def read_kinds(document: dict[str, Any]) -> TokenizerKinds:
     steps = _flatten(document.get("pre_tokenizer"), "pretokenizers")
     decoders = _flatten(document.get("decoder"), "decoders")
     if [step["type"] for step in decoders] == ["ByteLevel"]:
-        if normalizer == NORMALIZE_SPACE_TO_LOW_BLOCK:
+        if normalizer in (NORMALIZE_SPACES, NORMALIZE_PREPEND_SPACES):
             raise unsupported("normalizer", document["normalizer"])
         pretokenizer, add_prefix_space = _read_byte_level_steps(steps)
         return TokenizerKinds(
@@ -89,9 +94,11 @@ def read_kinds(document: dict[str, Any]) -> TokenizerKinds:
         {"type": "ByteFallback"},
         {"type": "Fuse"},
     ]
-    if decoders != gemma_decoders:
+    strip = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
+    strips_leading_space = decoders == [*gemma_decoders, strip]
+    if decoders != gemma_decoders and not strips_leading_space:
         raise unsupported("decoder", document.get("decoder"))
-    if normalizer != NORMALIZE_SPACE_TO_LOW_BLOCK:
+    if normalizer not in (NORMALIZE_SPACES, NORMALIZE_PREPEND_SPACES):
         raise unsupported("normalizer", document.get("normalizer"))
     # No space is left by the normalizer, so that this split never splits.
     spaces = {
@@ -107,6 +114,7 @@ def read_kinds(document: dict[str, Any]) -> TokenizerKinds:
         pretokenizer=WHOLE,
         normalizer=normalizer,
         add_prefix_space=False,
+        strips_leading_space=strips_leading_space,
     )
 
 
@@ -115,8 +123,11 @@ def _read_normalizer(steps: list[dict[str, Any]]) -> int:
         return NORMALIZE_NONE
     if steps == [{"type": "NFC"}]:
         return NORMALIZE_NFC
-    if steps == [{"type": "Replace", "pattern": {"String": " "}, "content": LOW_BLOCK}]:
-        return NORMALIZE_SPACE_TO_LOW_BLOCK
+    replace = {"type": "Replace", "pattern": {"String": " "}, "content": LOW_BLOCK}
+    if steps == [replace]:
+        return NORMALIZE_SPACES
+    if steps == [{"type": "Prepend", "prepend": LOW_BLOCK}, replace]:
+        return NORMALIZE_PREPEND_SPACES
     raise unsupported("normalizer", steps)
 
 

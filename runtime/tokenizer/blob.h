@@ -21,16 +21,18 @@ enum class PretokenizerKind : uint32_t {
   kQwen = 3,        // Llama-3's with single digits
   kO200k = 4,
   kDeepSeekV3 = 5,
-  kWhole = 6,  // the text between added tokens is one piece
+  kWhole = 6,   // the text between added tokens is one piece
+  kTekken = 7,  // o200k's without contractions, with single digits
 };
-inline constexpr uint32_t kNumPretokenizerKinds = 7;
+inline constexpr uint32_t kNumPretokenizerKinds = 8;
 
 enum class NormalizerKind : uint32_t {
   kNone = 0,
   kNfc = 1,
-  kSpaceToLowBlock = 2,  // ' ' becomes U+2581
+  kSpaceToLowBlock = 2,         // ' ' becomes U+2581
+  kPrependSpaceToLowBlock = 3,  // after a U+2581 in front, where there is any text
 };
-inline constexpr uint32_t kNumNormalizerKinds = 3;
+inline constexpr uint32_t kNumNormalizerKinds = 4;
 
 enum class AlphabetKind : uint32_t {
   kBytes = 0,       // byte-level BPE: symbols start as bytes
@@ -43,8 +45,9 @@ enum BlobFlag : uint32_t {
   kAddPrefixSpace = 1 << 1,  // each text between added tokens starts with a space
   kFuseUnknown = 1 << 2,     // neighbouring unknown symbols give one unknown id
   kByteFallback = 1 << 3,
+  kStripLeadingSpace = 1 << 4,  // of all that is decoded
 };
-inline constexpr uint32_t kAllBlobFlags = (1 << 4) - 1;
+inline constexpr uint32_t kAllBlobFlags = (1 << 5) - 1;
 
 enum TokenFlag : uint8_t {
   kTokenExists = 1 << 0,

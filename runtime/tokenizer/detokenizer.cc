@@ -73,11 +73,29 @@ void Detokenizer::append(uint32_t id, std::string& out) {
   const TokenizerData& data = tokenizer_->data();
   if (!data.characters()) return append_bytes(data.text_of(id), out);
   if (!data.exists(id)) return;
-  if ((data.blob.token_flags(id) & kTokenByte) != 0) return append_bytes(data.text_of(id), out);
-  flush(out);
-  out.append(data.text_of(id));
+  std::string_view text = data.text_of(id);
+  if ((data.blob.token_flags(id) & kTokenByte) != 0) {
+    // A byte that is a space by itself counts as one.
+    if (strip_leading_space(text)) return;
+    return append_bytes(text, out);
+  }
+  replace_held(out);
+  strip_leading_space(text);
+  out.append(text);
 }
 
-void Detokenizer::flush(std::string& out) { replace_held(out); }
+// Takes the one space off that some decoders take off the front of all output.
+bool Detokenizer::strip_leading_space(std::string_view& text) {
+  if (!at_start_ || text.empty()) return false;
+  at_start_ = false;
+  if (!tokenizer_->data().blob.has_flag(kStripLeadingSpace) || text.front() != ' ') return false;
+  text.remove_prefix(1);
+  return true;
+}
+
+void Detokenizer::flush(std::string& out) {
+  replace_held(out);
+  at_start_ = true;
+}
 
 }  // namespace blink

@@ -18,7 +18,8 @@ void push_characters(const TokenizerData& data, std::string_view piece,
   for (const uint8_t* p = begin; p < end;) {
     const uint32_t num_bytes = unicode::decode(p, end).num_bytes;
     const auto left = static_cast<size_t>(end - p);
-    const uint32_t id = data.vocabulary.find({reinterpret_cast<const char*>(p), num_bytes}, left);
+    const uint32_t id =
+        data.one_character.find({reinterpret_cast<const char*>(p), num_bytes}, left);
     bool whole = blob.has_flag(kByteFallback);
     for (uint32_t i = 0; i < num_bytes; ++i) whole = whole && blob.byte_ids()[p[i]] != kNoId;
     if (id != kNoId) {
@@ -213,7 +214,11 @@ std::string_view normalize(NormalizerKind kind, std::string_view text, NfcScratc
       normalize_nfc(text, scratch, buffer);
       return buffer;
     case NormalizerKind::kSpaceToLowBlock:
+    case NormalizerKind::kPrependSpaceToLowBlock:
       buffer.clear();
+      if (kind == NormalizerKind::kPrependSpaceToLowBlock && !text.empty()) {
+        buffer.append(kLowBlock);
+      }
       for (const char byte : text) {
         if (byte == ' ') {
           buffer.append(kLowBlock);

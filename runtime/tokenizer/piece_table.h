@@ -52,7 +52,7 @@ class PieceTable {
     while (num_lines < num_pieces) num_lines *= 2;
     line_mask_ = num_lines - 1;
     lines_ = AlignedArray<Line>(num_lines, Line{});
-    long_heads_.assign(1024, kNoId);
+    long_heads_.assign(num_lines / 4, kNoId);
   }
 
   // A string that is there already keeps its first id.

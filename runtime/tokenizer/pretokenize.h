@@ -120,12 +120,16 @@ inline Bytes o200k_word_end(Bytes p, Bytes end) {
   return after_both;
 }
 
+// o200k's pattern, or with kTekken that of Mistral's Tekken.
+template <bool kTekken>
 inline Bytes o200k_end(const Runs& runs, Bytes p, Bytes end) {
   const Classified c = classify(p, end);
   const Bytes after = p + c.num_bytes;
   const bool may_prefix =
       (c.bits & (unicode::kLetter | unicode::kNumber)) == 0 && !is_newline(*p) && after < end;
-  const auto with_contraction = [end](Bytes q) { return contraction_end<true>(q, end); };
+  const auto with_contraction = [end](Bytes q) {
+    return kTekken ? q : contraction_end<true>(q, end);
+  };
   if (may_prefix) {
     if (const Bytes q = o200k_word_end<true>(after, end); q != after) return with_contraction(q);
   }
@@ -134,7 +138,7 @@ inline Bytes o200k_end(const Runs& runs, Bytes p, Bytes end) {
     if (const Bytes q = o200k_word_end<false>(after, end); q != after) return with_contraction(q);
   }
   if (const Bytes q = o200k_word_end<false>(p, end); q != p) return with_contraction(q);
-  if ((c.bits & unicode::kNumber) != 0) return three_numbers_end(p, end);
+  if ((c.bits & unicode::kNumber) != 0) return kTekken ? after : three_numbers_end(p, end);
   //  ?[^\s\p{L}\p{N}]+[\r\n/]*
   const bool other_follows =
       *p == ' ' && after < end && (classify(after, end).bits & kNotOther) == 0;
@@ -265,9 +269,11 @@ inline void split(PretokenizerKind kind, std::string_view text, TextMasks& masks
     case PretokenizerKind::kQwen:
       return split_with(runs, p, end, llama3_end<true>, emit);
     case PretokenizerKind::kO200k:
-      return split_with(runs, p, end, o200k_end, emit);
+      return split_with(runs, p, end, o200k_end<false>, emit);
     case PretokenizerKind::kDeepSeekV3:
       return split_deepseek(runs, p, end, emit);
+    case PretokenizerKind::kTekken:
+      return split_with(runs, p, end, o200k_end<true>, emit);
     case PretokenizerKind::kWhole:
       if (p < end) emit(p, end);
       return;

@@ -66,6 +66,11 @@ void fill_texts(TokenizerData& data) {
   }
 }
 
+bool is_one_character(std::string_view bytes) {
+  const auto p = reinterpret_cast<const uint8_t*>(bytes.data());
+  return !bytes.empty() && unicode::decode(p, p + bytes.size()).num_bytes == bytes.size();
+}
+
 // Characters only; see JoinedPairs. Unknown symbols fuse across a cut and byte tokens do not spell
 // their text, so a vocabulary that has the one or merges the other is not cut.
 void fill_joined_pairs(TokenizerData& data) {
@@ -73,8 +78,11 @@ void fill_joined_pairs(TokenizerData& data) {
   const auto is_byte = [&blob](uint32_t id) { return (blob.token_flags(id) & kTokenByte) != 0; };
   data.can_cut =
       data.has_all_bytes && blob.has_flag(kByteFallback) && !blob.has_flag(kIgnoreMerges);
+  std::vector<bool> done(blob.header().num_ids);  // many merges make the same token
   for (const Merge& merge : blob.merges()) {
     if (is_byte(merge.left) || is_byte(merge.right) || is_byte(merge.merged)) data.can_cut = false;
+    if (done[merge.merged]) continue;
+    done[merge.merged] = true;
     const std::string_view bytes = blob.token_bytes(merge.merged);
     const auto end = reinterpret_cast<const uint8_t*>(bytes.data()) + bytes.size();
     uint32_t previous = unicode::kInvalid;
@@ -95,10 +103,12 @@ void fill_pieces(TokenizerData& data) {
     return (blob.token_flags(id) & (kTokenInModel | kTokenByte)) == kTokenInModel;
   };
   if (characters) {
-    data.vocabulary = PieceTable(num_ids);
+    std::vector<uint32_t> ids;
     for (uint32_t id = 0; id < num_ids; ++id) {
-      if (in_model(id)) data.vocabulary.insert(blob.token_bytes(id), id);
+      if (in_model(id) && is_one_character(blob.token_bytes(id))) ids.push_back(id);
     }
+    data.one_character = PieceTable(ids.size());
+    for (const uint32_t id : ids) data.one_character.insert(blob.token_bytes(id), id);
     fill_joined_pairs(data);
   }
   data.whole_pieces = PieceTable(num_ids);
@@ -146,6 +156,7 @@ void append_characters(const TokenizerData& data, std::span<const uint32_t> ids,
     text.append(data.text_of(id));
   }
   flush();
+  if (data.blob.has_flag(kStripLeadingSpace) && text.starts_with(' ')) text.erase(0, 1);
 }
 
 }  // namespace

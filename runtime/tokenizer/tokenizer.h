@@ -87,9 +87,11 @@ class Detokenizer {
  private:
   void append_bytes(std::string_view bytes, std::string& out);
   void replace_held(std::string& out);
+  bool strip_leading_space(std::string_view& text);
 
   const Tokenizer* tokenizer_;
   bool skip_special_tokens_;
+  bool at_start_ = true;  // nothing has been given out yet
   uint8_t num_held_ = 0;  // bytes of held_ in use
   uint8_t held_[4] = {};  // the well-formed beginning of one code point
 };

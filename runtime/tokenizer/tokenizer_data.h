@@ -65,7 +65,7 @@ struct TokenizerData {
   // Pieces that encode to one id: with ignore_merges all of the vocabulary, else the tokens that
   // merging their own bytes gives back.
   PieceTable whole_pieces;
-  PieceTable vocabulary;                  // characters only: the first symbols of merging
+  PieceTable one_character;               // characters only: the first symbols of merging
   JoinedPairs joined_pairs;               // characters only
   bool can_cut = false;                   // joined_pairs is complete and no state crosses a cut
   std::vector<uint32_t> byte_pair_ranks;  // bytes only: rank of the ids of [first][second] byte

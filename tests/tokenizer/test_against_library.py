@@ -33,7 +33,7 @@ def check_random_ids(pair: Pair, module: ModuleType, random_: random.Random) -> 
         assert pair.ours.decode(ids, skip) == expected, f"{pair.name}: {ids}"
     detokenizer = module.Detokenizer(pair.ours)
     pieces = [detokenizer.append(id_) for id_ in ids] + [detokenizer.flush()]
-    if pair.name != "gemma3":  # see Detokenizer: ill-formed runs of byte tokens
+    if pair.name not in ("gemma3", "llama2"):  # see Detokenizer: ill-formed runs of byte tokens
         assert "".join(pieces) == pair.library.decode(ids), f"{pair.name}: {ids}"
 
 

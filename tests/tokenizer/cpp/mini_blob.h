@@ -160,9 +160,14 @@ inline std::vector<MiniOptions> all_kinds() {
   for (uint32_t kind = 0; kind < static_cast<uint32_t>(PretokenizerKind::kWhole); ++kind) {
     kinds.push_back({.pretokenizer = static_cast<PretokenizerKind>(kind)});
   }
+  kinds.push_back({.pretokenizer = PretokenizerKind::kTekken});
   kinds.push_back({.pretokenizer = PretokenizerKind::kQwen, .normalizer = NormalizerKind::kNfc});
   kinds.push_back({.pretokenizer = PretokenizerKind::kGpt2, .flags = kAddPrefixSpace});
   kinds.push_back({.flags = kIgnoreMerges});
+  kinds.push_back({.pretokenizer = PretokenizerKind::kWhole,
+                   .normalizer = NormalizerKind::kPrependSpaceToLowBlock,
+                   .alphabet = AlphabetKind::kCharacters,
+                   .flags = kByteFallback | kFuseUnknown | kStripLeadingSpace});
   kinds.push_back({.pretokenizer = PretokenizerKind::kWhole,
                    .normalizer = NormalizerKind::kSpaceToLowBlock,
                    .alphabet = AlphabetKind::kCharacters,

@@ -226,6 +226,24 @@ void test_byte_fallback() {
   CHECK(text == "\xE4\xB8\xAD" + r + "a");
 }
 
+// One space in front is put there by encoding and taken off by decoding, streamed or not.
+void test_leading_space() {
+  const std::vector<MiniOptions> kinds = all_kinds();
+  const Tokenizer tokenizer = Tokenizer::load(MiniBlob(kinds[kinds.size() - 2]).bytes());
+  const EncodeOptions bare{.add_special_tokens = false};
+  const Ids ids = encode(tokenizer, "the the", bare);
+  CHECK(ids.size() == 2 && ids[0] == ids[1]);
+  CHECK(tokenizer.decode(ids, true) == "the the");
+  Detokenizer detokenizer(tokenizer);
+  for (int round = 0; round < 2; ++round) {
+    std::string text;
+    for (const uint32_t id : ids) detokenizer.append(id, text);
+    detokenizer.flush(text);
+    CHECK(text == "the the");
+  }
+  CHECK(encode(tokenizer, "", bare).empty());
+}
+
 void test_special_tokens() {
   const Tokenizer tokenizer = Tokenizer::load(MiniBlob().bytes());
   const uint32_t bos = *tokenizer.id_of("<|bos|>"), end = *tokenizer.id_of("<|end|>");
@@ -354,6 +372,7 @@ int run() {
   test_detokenizer();
   test_degenerate_output();
   test_byte_fallback();
+  test_leading_space();
   test_special_tokens();
   test_no_allocation();
   test_round_trip();
