@@ -262,7 +262,7 @@ def bench_experts(bench: Bench) -> None:
     """Time the experts of Qwen3-30B-A3B's shape; 8 layers' weights in turn."""
     import torch
 
-    from blink_runtime.cuda_kernels import ExpertsShape
+    from blink_runtime.cuda_experts import ExpertsShape, expert_launches, experts_scratch
     from tests.gpu.harness import KernelHarness, PagedStep
 
     harness = KernelHarness.__new__(KernelHarness)
@@ -282,14 +282,15 @@ def bench_experts(bench: Bench) -> None:
         out = torch.empty_like(x)
         scratch = {
             n: torch.empty(size // 4 + 4, device="cuda", dtype=torch.int32)
-            for n, size in bench.kernels.experts_scratch(shape, tokens).items()
+            for n, size in experts_scratch(shape, tokens).items()
         }
         paged = PagedStep(harness, [tokens], [tokens], 1, 64)
         step = paged.addresses()
         launches = [
             item
             for gate_up, down in layers
-            for item in bench.kernels.experts(
+            for item in expert_launches(
+                bench.kernels,
                 step,
                 shape,
                 x.data_ptr(),

@@ -1,7 +1,6 @@
-"""Runs a compiled model's graphs on the GPU: files in a folder -> correctness, time a step, served
-tokens.
+"""Runs a compiled model's graphs on the GPU: files in a folder -> time a step, served tokens.
 
-`PYTHONPATH=.:runtime python3 benchmarks/bench_model.py FOLDER [check] [replay]
+`PYTHONPATH=.:runtime python3 benchmarks/bench_model.py FOLDER [replay=CASES]
 [serve=PLACEMENT]...`. The folder holds kernels.cu, kernels.cubin, scheduler.cubin, launches.json,
 plan.json, config.json and inline.npz (computed weights); all other weights are made on the GPU at
 random. `benchmarks/prepare_model.py` writes such a folder without a GPU.
@@ -27,15 +26,10 @@ from blink_runtime.cuda_graphs import launch as cuda_driver_launch
 from blink_runtime.cuda_kernels import choose_gemv as chosen_by_size
 from blink_runtime.cuda_target import CudaFiles, CudaTarget, fill_random
 from blink_runtime.manual_step import (
-    read_logits,
-    read_sampled,
-    read_weight,
-    run_step,
     write_pages,
     write_step,
 )
 from blink_runtime.ring_memory import RingMemory
-from blinkc import abi
 from blinkc.capture.grid import GraphKey
 from blinkc.capture.plan import CapturePlan, plan_from_json
 from blinkc.engine.cuda_source import compile_kernels as compile_source
@@ -122,140 +116,6 @@ def load(
         context=context,
         progress=print,
     )
-
-
-def transformers_model(folder: Path, target: CudaTarget, dtype: Any) -> Any:
-    """Build transformers' model of config.json, with the weights that lie on the GPU."""
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    config = AutoConfig.from_pretrained(folder)
-    with torch.device("cuda"):
-        model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="eager")
-    model.eval()
-    state = dict(model.named_parameters())
-    seen = set()
-    for number, entry in enumerate(target.launches["weights"]):
-        if entry["dtype"] != "bf16":
-            continue
-        raw = torch.from_numpy(read_weight(target, number).reshape(-1)).cuda()
-        flat, at = raw.view(torch.bfloat16), 0
-        for name in entry["name"].split("+"):
-            size = state[name].numel()
-            state[name].data.copy_(flat[at : at + size].view(state[name].shape))
-            seen.add(name)
-            at += size
-    missing = set(state) - seen - ({"lm_head.weight"} if config.tie_word_embeddings else set())
-    assert not missing, missing
-    return model
-
-
-def check_bundle(bundle_path: Path, folder: Path, placement: str) -> None:
-    """Serve greedy requests from a bundle and hold their tokens against transformers in float32."""
-    import torch
-
-    from blink_runtime.cuda_bundle import load_cuda_target, read_plan
-    from blinkc.bundle.reader import open_bundle
-
-    torch.zeros(1, device="cuda")
-    context = Context()
-    with open_bundle(bundle_path) as bundle:
-        ring = RingMemory(read_plan(bundle), lambda size: MappedBuffer(size, "the ring"))
-        target = load_cuda_target(bundle, context, ring.memory, placement=placement, say=print)
-    target.start()
-    rng = np.random.default_rng(4)
-    prompts = [rng.integers(0, target.plan.vocab_size, n).tolist() for n in (3, 40, 150, 600)]
-    result = ring.run(prompts, 24, timeout_s=30.0)
-    outputs = [ring.tokens(slot, 24) for slot in range(len(prompts))]
-    ring.stop()
-    assert target.join(5.0)
-    model = transformers_model(folder, target, torch.float32)
-    equal, worst = 0, 0.0
-    for prompt, output in zip(prompts, outputs, strict=True):
-        with torch.no_grad():
-            logits = model(torch.tensor([prompt + output[:-1]], device="cuda")).logits[0]
-        logits = logits[len(prompt) - 1 :]
-        chosen = logits[torch.arange(24), torch.tensor(output, device="cuda")]
-        gaps = (logits.max(-1).values - chosen) / logits.std(-1)
-        equal += int((gaps == 0).sum())
-        worst = max(worst, float(gaps.max()))
-    report(f"bundle {placement}", equal=equal, of=24 * len(prompts), worst_gap_std=worst, **result)
-    assert worst < 0.15
-    target.close()
-
-
-def check_model(folder: Path) -> None:
-    """Compare logits of prefill, chunked prefill and decode with transformers in float32."""
-    import torch
-
-    keys = (
-        GraphKey("prefill", 1, 64),
-        GraphKey("prefill", 4, 512),
-        GraphKey("decode", 1, 256),
-        GraphKey("decode", 4, 512),
-        GraphKey("decode", 16, 512),
-        GraphKey("decode", 32, 512),
-    )
-    torch.zeros(1, device="cuda")
-    target = load(folder, "none", keys=keys)
-    model = transformers_model(folder, target, torch.float32)
-    half = transformers_model(folder, target, torch.bfloat16)  # the yardstick of rounding
-    failures: list[Any] = []
-    worst_usual: list[float] = []
-    rng = np.random.default_rng(3)
-    prompts = [rng.integers(0, target.plan.vocab_size, n).tolist() for n in (37, 200, 5, 64)]
-    write_pages(target, 4, 64)
-
-    def run(key: GraphKey, rows: list[tuple[list[int], int]]) -> tuple[np.ndarray, list[int]]:
-        run_step(target, keys.index(key), rows, 7)
-        return read_logits(target, len(rows)), read_sampled(target, len(rows))
-
-    def compare(label: str, got: np.ndarray, ids: list[int], sequences: list[list[int]]) -> None:
-        for row, sequence in enumerate(sequences):
-            ids_tensor = torch.tensor([sequence], device="cuda")
-            with torch.no_grad():
-                want = model(ids_tensor).logits[0, -1].float().cpu().numpy()
-                rounded = half(ids_tensor).logits[0, -1].float().cpu().numpy()
-            error = float(np.linalg.norm(got[row] - want) / np.linalg.norm(want))
-            usual = float(np.linalg.norm(rounded - want) / np.linalg.norm(want))
-            gap = float(want.max() - want[ids[row]])
-            spread = float(want.std())
-            report(
-                f"check {label} row {row}",
-                error=error,
-                transformers_bf16_error=usual,
-                same=bool(want.argmax() == ids[row]),
-                gap_std=gap / spread,
-            )
-            worst_usual.append(usual)
-            if error > 2 * max(worst_usual) + 0.01:
-                failures.append((label, row, error, usual))
-
-    sequences = [list(p) for p in prompts]
-    logits, ids = run(keys[1], [(p, 0) for p in prompts])
-    compare("prefill 4 packed", logits, ids, sequences)
-    for number in range(3):
-        for sequence, token in zip(sequences, ids, strict=True):
-            sequence.append(token)
-        key = keys[3 + number]  # batch 4, 16, 32: our kernels, then cuBLASLt
-        logits, ids = run(key, [([s[-1]], len(s) - 1) for s in sequences])
-        compare(f"decode at batch {key.batch}", logits, ids, sequences)
-    run(keys[1], [(sequences[1][:100], 0)])
-    logits, ids = run(keys[1], [(sequences[1][100:], 100)])
-    compare("second chunk", logits, ids, [sequences[1]])
-    logits, ids = run(keys[0], [(prompts[0], 0)])
-    compare("prefill 1", logits, ids, [prompts[0]])
-    # The same request in another row, beside other rows and padding, at the same key: the same
-    # bits.
-    first, _ = run(keys[3], [([5], 0), ([9], 0), ([11], 0)])
-    second, _ = run(keys[3], [([9], 0), ([77], 0), ([5], 0), ([3], 0)])
-    report(
-        "rows independent",
-        same=bool((first[0] == second[2]).all() and (first[1] == second[0]).all()),
-    )
-    assert not failures, failures
-    torch.cuda.empty_cache()
-    target.close()
 
 
 def count_edges(target: CudaTarget, key: GraphKey) -> dict[str, int]:
@@ -481,6 +341,15 @@ def serve(
     target.close()
 
 
+def write_results(folder: Path) -> None:
+    """Keep what was reported as JSON in the folder that OUT names."""
+    if "OUT" in os.environ and RESULTS:
+        parts = [Path(sys.argv[0]).stem, folder.name, *(a.split("=")[0] for a in sys.argv[2:3])]
+        name = "_".join(Path(part).name for part in parts)
+        data = {"command": sys.argv, "results": RESULTS}
+        Path(os.environ["OUT"], f"{name}.json").write_text(json.dumps(data, indent=1))
+
+
 def main() -> None:
     """Run the named parts over a folder."""
     folder = Path(sys.argv[1])
@@ -488,11 +357,6 @@ def main() -> None:
         name, _, value = part.partition("=")
         if name == "compile":
             compile_kernels(folder)
-        elif name == "check":
-            check_model(folder)
-        elif name == "bundle":
-            bundle_path, placement = value.split(",")
-            check_bundle(Path(bundle_path), folder, placement)
         elif name == "replay":
             cases = [c.split(":") for c in value.split(",")]
             replay(folder, [(k, int(b), int(s), int(n)) for k, b, s, n in cases])
@@ -507,18 +371,7 @@ def main() -> None:
         elif name == "serve":
             placement, *jobs = value.split(",")
             serve(folder, placement, [tuple(map(int, j.split(":"))) for j in jobs])  # type: ignore[misc]
-    if "OUT" in os.environ and RESULTS:
-        path = Path(os.environ["OUT"], f"{folder.name}_{'_'.join(sys.argv[2].split('=')[:1])}.json")
-        path.write_text(
-            json.dumps(
-                {
-                    "abi": abi.constants()["BLINK_ABI_VERSION"],
-                    "command": sys.argv,
-                    "results": RESULTS,
-                },
-                indent=1,
-            )
-        )
+    write_results(folder)
 
 
 if __name__ == "__main__":

@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING
 from blink_runtime.cuda_driver import Function
 from blink_runtime.cuda_graphs import Launch
 from blinkc.engine.cuda_instances import (
-    EXPERT_STREAM_BLOCKS_PER_MULTIPROCESSOR,
-    EXPERT_STREAM_WARPS,
     GEMV_INSTANCES,
     GemvInstance,
     decode_attention_warps,
@@ -25,11 +23,9 @@ if TYPE_CHECKING:
     from blink_runtime.cuda_driver import DeviceSpec, Module
 
 _INPUT_SHARED_BYTES = 33 * 1024  # activations up to this size stay in shared memory
-_STREAM_MAX_ASSIGNMENTS = 512  # experts: above it, tensor-core tiles
 _MIN_SPLIT_TOKENS = 256
 _UNSPLIT_TOKENS = 512
 MAX_SPLITS = 64  # of decode attention, attention_decode.cuh
-STREAM_TILE_ROWS = 8
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,21 +82,13 @@ class AttentionShape:
         return f"decode_attention_{self.head_dim}" + ("_wide" if self.group > 8 else "")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ExpertsShape:
-    """What a layer's experts are compiled for."""
-
-    num_experts: int
-    num_choices: int
-    hidden_size: int
-    intermediate_size: int
-
-
-def _pointer(address: int) -> c_uint64:
+def pointer(address: int) -> c_uint64:
+    """Return a kernel argument that holds an address."""
     return c_uint64(address)
 
 
-def _ceil_div(a: int, b: int) -> int:
+def ceil_div(a: int, b: int) -> int:
+    """Return a / b, rounded up."""
     return -(-a // b)
 
 
@@ -124,7 +112,7 @@ def share_decode(
     blocks = num_multiprocessors * 8 // shape.decode_warps
     wanted = max(1, blocks // (batch * shape.num_kv_heads))
     return DecodeShare(
-        num_splits=min(wanted, MAX_SPLITS, _ceil_div(reach, least)), min_split_tokens=least
+        num_splits=min(wanted, MAX_SPLITS, ceil_div(reach, least)), min_split_tokens=least
     )
 
 
@@ -147,7 +135,7 @@ def choose_gemv(m: int, n: int, k: int, num_multiprocessors: int) -> GemvInstanc
 
     def cost(g: GemvInstance) -> float:
         rows = 8 * g.tiles
-        turns = _ceil_div(_ceil_div(n, rows), num_multiprocessors)
+        turns = ceil_div(ceil_div(n, rows), num_multiprocessors)
         return turns * rows * (1.0 + 0.12 * g.row_tiles / g.tiles)
 
     return min((g for g in able if g.row_tiles == fewest_rows), key=cost)
@@ -158,16 +146,18 @@ class CudaKernels:
 
     def __init__(self, module: Module, spec: DeviceSpec) -> None:
         self._module = module
-        self._num_multiprocessors = spec.num_multiprocessors
+        self.num_multiprocessors = spec.num_multiprocessors
         self._constants: dict[str, int] = {}
 
-    def _constant(self, name: str) -> int:
+    def constant(self, name: str) -> int:
+        """Return a 4-byte constant of the module."""
         if name not in self._constants:
             self._constants[name] = self._module.read_uint32(name)
         return self._constants[name]
 
-    def _shared_bytes(self, name: str) -> int:
-        return self._constant(f"{name}_shared_bytes")
+    def shared_bytes(self, name: str) -> int:
+        """Return the dynamic shared memory that a kernel wants."""
+        return self.constant(f"{name}_shared_bytes")
 
     def function(self, name: str) -> Function:
         """Look a kernel up."""
@@ -185,21 +175,21 @@ class CudaKernels:
         instance: GemvInstance | None = None,
     ) -> Launch:
         """Return the product of 1..16 rows; `instance` overrides the choice made by size."""
-        instance = instance or choose_gemv(m, n, k, self._num_multiprocessors)
-        shared = self._shared_bytes(instance.name)
+        instance = instance or choose_gemv(m, n, k, self.num_multiprocessors)
+        shared = self.shared_bytes(instance.name)
         if instance.input_shared:
             shared += m * (k + 32) * 2
-        items = _ceil_div(n, 8 * instance.tiles)
+        items = ceil_div(n, 8 * instance.tiles)
         return Launch(
             self.function(instance.name),
-            (min(items, self._num_multiprocessors), 1, 1),
+            (min(items, self.num_multiprocessors), 1, 1),
             instance.warps * 32,
             shared,
             (
-                _pointer(weight),
-                _pointer(x),
-                _pointer(bias),
-                _pointer(out),
+                pointer(weight),
+                pointer(x),
+                pointer(bias),
+                pointer(out),
                 c_int32(m),
                 c_int32(n),
                 c_int32(k),
@@ -208,7 +198,7 @@ class CudaKernels:
 
     def decode_partial_bytes(self, shape: AttentionShape, batch: int, seqlen: int) -> int:
         """Return the bytes of split results that decode attention wants for a key."""
-        splits = share_decode(shape, batch, seqlen, self._num_multiprocessors).num_splits
+        splits = share_decode(shape, batch, seqlen, self.num_multiprocessors).num_splits
         return batch * shape.num_q_heads * splits * (shape.head_dim + 2) * 4 if splits > 1 else 0
 
     def decode_attention(
@@ -227,7 +217,7 @@ class CudaKernels:
         seqlen: int,
     ) -> list[Launch]:
         """Return attention (and KV append) of one token a row."""
-        share = share_decode(shape, batch, seqlen, self._num_multiprocessors)
+        share = share_decode(shape, batch, seqlen, self.num_multiprocessors)
         name = shape.decode_kernel
         pointers = (
             q,
@@ -255,9 +245,9 @@ class CudaKernels:
                 self.function(name),
                 (share.num_splits, shape.num_kv_heads, batch),
                 shape.decode_warps * 32,
-                self._shared_bytes(name),
+                self.shared_bytes(name),
                 (
-                    *map(_pointer, pointers),
+                    *map(pointer, pointers),
                     *map(c_int32, numbers),
                     c_float(shape.scale),
                     c_float(shape.softcap),
@@ -286,7 +276,7 @@ class CudaKernels:
             0,
             (
                 *map(
-                    _pointer,
+                    pointer,
                     (k, v, kv, step.page_table, step.positions, step.token_row, step.row_lane),
                 ),
                 *map(
@@ -318,10 +308,10 @@ class CudaKernels:
         attention = Launch(
             self.function(name),
             (tiles, shape.num_kv_heads, 1),
-            self._constant(f"{name}_threads"),
-            self._shared_bytes(name),
+            self.constant(f"{name}_threads"),
+            self.shared_bytes(name),
             (
-                *map(_pointer, pointers),
+                *map(pointer, pointers),
                 *map(c_int32, numbers),
                 c_float(shape.scale),
                 c_float(shape.softcap),
@@ -338,9 +328,9 @@ class CudaKernels:
                 1024,
                 0,
                 (
-                    _pointer(logits),
-                    _pointer(step.sampling),
-                    _pointer(step.sampled_ids),
+                    pointer(logits),
+                    pointer(step.sampling),
+                    pointer(step.sampled_ids),
                     c_int32(vocab_size),
                 ),
             )
@@ -348,154 +338,4 @@ class CudaKernels:
 
     def finish(self, step: StepAddresses) -> Launch:
         """Return the kernel that writes the completion word."""
-        return Launch(self.function("finish_step"), (1, 1, 1), 1, 0, (_pointer(step.state),))
-
-    @staticmethod
-    def experts_scratch(shape: ExpertsShape, num_tokens: int) -> dict[str, int]:
-        """Return the scratch that `experts` wants, bytes by name."""
-        assignments = num_tokens * shape.num_choices
-        tiles = assignments + shape.num_experts
-        return {
-            "num_tiles": 16,
-            "tile_expert": tiles * 4,
-            "tile_start": tiles * 4,
-            "tile_count": tiles * 4,
-            "assignments": assignments * 4,
-            "hidden": assignments * shape.intermediate_size * 2,
-            "result": assignments * shape.hidden_size * 4,
-        }
-
-    def experts(
-        self,
-        step: StepAddresses,
-        shape: ExpertsShape,
-        x: int,
-        ids: int,
-        weights: int,
-        gate_up: int,
-        down: int,
-        out: int,
-        scratch: dict[str, int],
-        num_tokens: int,
-    ) -> list[Launch]:
-        """Return route, gate and up, down, combine; `scratch` holds addresses by name."""
-        assignments = num_tokens * shape.num_choices
-        if num_tokens == 1:
-            return self._single_experts(shape, x, ids, weights, gate_up, down, out, scratch)
-        stream = assignments <= _STREAM_MAX_ASSIGNMENTS
-        tile_rows = STREAM_TILE_ROWS if stream else self._constant("experts_tiles_rows")
-        max_tiles = min(shape.num_experts, assignments) + assignments // tile_rows
-        tiles = tuple(
-            _pointer(scratch[name])
-            for name in ("num_tiles", "tile_expert", "tile_start", "tile_count", "assignments")
-        )
-        sizes = (c_int32(shape.hidden_size), c_int32(shape.intermediate_size))
-        counts = (c_int32(shape.num_choices), c_int32(shape.num_experts))
-        route = Launch(
-            self.function("route_tokens"),
-            (1, 1, 1),
-            1024,
-            0,
-            (
-                _pointer(ids),
-                _pointer(step.token_row),
-                c_int32(num_tokens),
-                *counts,
-                c_int32(tile_rows),
-                *tiles,
-            ),
-        )
-        gate_up_args = (
-            _pointer(x),
-            _pointer(gate_up),
-            _pointer(scratch["hidden"]),
-            *tiles,
-            *sizes,
-            counts[0],
-        )
-        down_args = (
-            _pointer(scratch["hidden"]),
-            _pointer(down),
-            _pointer(scratch["result"]),
-            *tiles,
-            *sizes,
-        )
-        if stream:
-            blocks = EXPERT_STREAM_BLOCKS_PER_MULTIPROCESSOR * self._num_multiprocessors
-            threads = EXPERT_STREAM_WARPS * 32
-            products = [
-                Launch(self.function(name), (blocks, 1, 1), threads, self._shared_bytes(name), args)
-                for name, args in (
-                    ("experts_gate_up_stream", gate_up_args),
-                    ("experts_down_stream", down_args),
-                )
-            ]
-        else:
-            products = [
-                Launch(
-                    self.function(name),
-                    (max_tiles, columns, 1),
-                    self._constant("experts_tiles_threads"),
-                    self._shared_bytes(name),
-                    args,
-                )
-                for name, columns, args in (
-                    ("experts_gate_up_tiles", _ceil_div(shape.intermediate_size, 64), gate_up_args),
-                    ("experts_down_tiles", _ceil_div(shape.hidden_size, 128), down_args),
-                )
-            ]
-        combine = Launch(
-            self.function("combine_rows"),
-            (num_tokens, 1, 1),
-            512,
-            0,
-            (
-                _pointer(scratch["result"]),
-                _pointer(ids),
-                _pointer(weights),
-                _pointer(step.token_row),
-                _pointer(out),
-                *counts,
-                sizes[0],
-            ),
-        )
-        return [route, *products, combine]
-
-    def _single_experts(
-        self,
-        shape: ExpertsShape,
-        x: int,
-        ids: int,
-        weights: int,
-        gate_up: int,
-        down: int,
-        out: int,
-        scratch: dict[str, int],
-    ) -> list[Launch]:
-        """Return the experts of one token: two products over its experts in turn."""
-        blocks = EXPERT_STREAM_BLOCKS_PER_MULTIPROCESSOR * self._num_multiprocessors
-        sizes = (
-            c_int32(shape.hidden_size),
-            c_int32(shape.intermediate_size),
-            c_int32(shape.num_choices),
-            c_int32(shape.num_experts),
-        )
-        hidden = scratch["hidden"]
-        parts = (
-            ("experts_gate_up_single", (x, gate_up, hidden, ids, weights), shape.hidden_size),
-            (
-                "experts_down_single",
-                (hidden, down, out, ids),
-                shape.num_choices * shape.intermediate_size,
-            ),
-        )
-        return [
-            Launch(
-                self.function(name),
-                (blocks, 1, 1),
-                EXPERT_STREAM_WARPS * 32,
-                self._shared_bytes(name) + (num_k + 32) * 2,
-                (*map(_pointer, pointers), *sizes),
-            )
-            for name, pointers, num_k in parts
-        ]
+        return Launch(self.function("finish_step"), (1, 1, 1), 1, 0, (pointer(step.state),))

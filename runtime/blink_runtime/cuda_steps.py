@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from blink_runtime.cublaslt import ProductShape
 from blink_runtime.cuda_driver import DeviceBuffer
+from blink_runtime.cuda_experts import ExpertsShape, expert_launches, experts_scratch
 from blink_runtime.cuda_graphs import Launch, launch
 from blink_runtime.cuda_kernels import (
     AttentionShape,
     CudaKernels,
-    ExpertsShape,
 )
 from blinkc.errors import BlinkError
 
@@ -101,9 +101,7 @@ class CudaSteps:
                         want("arrivals", key.batch * shape.num_kv_heads * 4)
             elif entry["op"] == "experts":
                 most = max(_num_tokens(key) for key in keys)
-                for name, size in self._kernels.experts_scratch(
-                    _experts_shape(entry), most
-                ).items():
+                for name, size in experts_scratch(_experts_shape(entry), most).items():
                     want(f"experts.{name}", size)
         for name, size in sizes.items():
             self._scratch[name] = DeviceBuffer(size, f"scratch ({name})")
@@ -198,7 +196,8 @@ class CudaSteps:
             x, ids, weights, gate_up, down, out = (
                 address(entry[name]) for name in ("x", "ids", "weights", "gate_up", "down", "out")
             )
-            return kernels.experts(
+            return expert_launches(
+                kernels,
                 step,
                 _experts_shape(entry),
                 x,

@@ -1,4 +1,4 @@
-"""Row kernels of whole architectures compile for sm_90a, in bf16; neither GPU nor nvcc is needed."""
+"""Row kernels of whole architectures compile for sm_90a in bf16, without GPU or nvcc."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ pytestmark = pytest.mark.slow
 pytest.importorskip("cuda.bindings.nvrtc")
 
 NAMES = (
-    "llama-tied-bias", "gemma2", "qwen2-moe", "mixtral", "gpt2", "cohere", "phi4-partial-rope", "gptj",
-    "glm4-moe", "stablelm",
+    "llama-tied-bias", "gemma2", "qwen2-moe", "mixtral", "gpt2", "cohere", "phi4-partial-rope",
+    "gptj", "glm4-moe", "stablelm",
 )  # fmt: skip
 HEAD = """#include "blink/device/kernels/row.cuh"
 using namespace blink::kernels;

@@ -7,7 +7,8 @@ import ctypes
 import pytest
 import torch
 
-from blink_runtime.cuda_kernels import AttentionShape, ExpertsShape
+from blink_runtime.cuda_experts import ExpertsShape, expert_launches, experts_scratch
+from blink_runtime.cuda_kernels import AttentionShape
 from blinkc.engine.cuda_instances import GEMV_INSTANCES, GemvInstance
 from tests.gpu.harness import KernelHarness, PagedStep, reference_attention, relative_error
 
@@ -327,7 +328,7 @@ def test_experts(kernels: KernelHarness, num_tokens: int, sizes: tuple) -> None:
     out = kernels.poisoned(num_tokens, hidden)
     scratch = {
         name: kernels.poisoned(size // 4 + 4, dtype=torch.int32)
-        for name, size in kernels.kernels.experts_scratch(shape, num_tokens).items()
+        for name, size in experts_scratch(shape, num_tokens).items()
     }
     padding = num_tokens // 3
     paged = PagedStep(
@@ -336,7 +337,8 @@ def test_experts(kernels: KernelHarness, num_tokens: int, sizes: tuple) -> None:
     step = paged.addresses()  # the buffers belong to `paged`
     for _ in range(2):
         kernels.run(
-            kernels.kernels.experts(
+            expert_launches(
+                kernels.kernels,
                 step,
                 shape,
                 x.data_ptr(),

@@ -1,11 +1,12 @@
-/* Attention of one new token a row over its pages: the KV range is split over blocks, the group of query
- * heads that share a KV head is one operand of the tensor core, and the block that owns the new position
- * appends it. The split follows from graph key and length alone, so equal keys give equal bits.
+/* Attention of one new token a row over its pages: the KV range is split over blocks, the group of
+ * query heads that share a KV head is one operand of the tensor core, and the block that owns the
+ * new position appends it. The split follows from graph key and length alone, so equal keys give
+ * equal bits.
  *
- * A lane copies the words of keys and values that it will itself feed to the tensor core into its own places in
- * shared memory, several chunks of 16 tokens ahead; no barrier is needed. The order of the head size inside
- * a step of 32 is permuted alike for q and k, and the columns of the output product are head-size indices in
- * an order of our choosing (see `ValueColumns`).
+ * A lane copies the words of keys and values that it will itself feed to the tensor core into its
+ * own places in shared memory, several chunks of 16 tokens ahead; no barrier is needed. The order
+ * of the head size inside a step of 32 is permuted alike for q and k, and the columns of the output
+ * product are head-size indices in an order of our choosing (see `ValueColumns`).
  */
 #ifndef BLINK_DEVICE_KERNELS_ATTENTION_DECODE_CUH
 #define BLINK_DEVICE_KERNELS_ATTENTION_DECODE_CUH
@@ -15,25 +16,25 @@
 namespace blink::kernels {
 
 struct DecodeAttention {
-  const void* q;             // [B, Hq, d], rotated
-  const void* k;             // [B, Hkv, d], rotated
-  const void* v;             // [B, Hkv, d]
-  void* out;                 // [B, Hq, d]
-  void* kv;                  // this layer's [num_pages, 2, Hkv, page_size, d]
-  const int32_t* page_table; // [lanes][max_pages_per_lane]
+  const void* q;              // [B, Hq, d], rotated
+  const void* k;              // [B, Hkv, d], rotated
+  const void* v;              // [B, Hkv, d]
+  void* out;                  // [B, Hq, d]
+  void* kv;                   // this layer's [num_pages, 2, Hkv, page_size, d]
+  const int32_t* page_table;  // [lanes][max_pages_per_lane]
   const int32_t* row_kv_len;
   const int32_t* row_lane;
-  const void* sinks;         // [Hq] or null
-  float* partial;            // [B][Hkv][splits][group][d + 2]; null when splits is 1
-  uint32_t* arrivals;        // [B][Hkv], zero between launches
+  const void* sinks;   // [Hq] or null
+  float* partial;      // [B][Hkv][splits][group][d + 2]; null when splits is 1
+  uint32_t* arrivals;  // [B][Hkv], zero between launches
   int32_t num_kv_heads;
-  int32_t group;             // query heads a KV head
+  int32_t group;  // query heads a KV head
   int32_t max_pages_per_lane;
   int32_t page_shift;        // log2 of page_size, at least 4
   int32_t min_split_tokens;  // a multiple of 16
   int32_t window;            // 0: all
   float scale;
-  float softcap;             // 0: off
+  float softcap;  // 0: off
 };
 
 __device__ __forceinline__ uint4 load_global16(const void* p) {
@@ -64,7 +65,8 @@ __device__ __forceinline__ void copy_piece(uint32_t shared, const void* global, 
 }
 constexpr int kPieceStride = 512;  // a warp's lanes, 16 bytes each
 
-/* A key row split over 4 lanes: 16 bytes a lane for each 32 values, then 8 bytes for a rest of 16. */
+/* A key row split over 4 lanes: 16 bytes a lane for each 32 values, then 8 bytes for a rest of 16.
+ */
 template <int kDim>
 struct KeyWords {
   static constexpr int kFull = kDim / 32, kHasRest = kDim % 32 != 0;
@@ -102,8 +104,8 @@ struct KeyWords {
   }
 };
 
-/* A value row split over 8 lanes: g holds 8 values of each 64, 4 of a 32 and 2 of a 16 that remain. Column
- * tile j of the output product, column g, is then head-size index `index(j, g)`. */
+/* A value row split over 8 lanes: g holds 8 values of each 64, 4 of a 32 and 2 of a 16 that remain.
+ * Column tile j of the output product, column g, is then head-size index `index(j, g)`. */
 template <int kDim>
 struct ValueColumns {
   static constexpr int k64 = kDim / 64, k32 = kDim % 64 / 32, k16 = kDim % 32 / 16;
@@ -116,8 +118,7 @@ struct ValueColumns {
 #pragma unroll
     for (int i = 0; i < k64; ++i)
       copy_piece<16>(place + i * kPieceStride, row + i * 64 + g * 8, keep);
-    if constexpr (k32 != 0)
-      copy_piece<8>(place + k64 * kPieceStride, row + k64 * 64 + g * 4, keep);
+    if constexpr (k32 != 0) copy_piece<8>(place + k64 * kPieceStride, row + k64 * 64 + g * 4, keep);
     if constexpr (k16 != 0)
       copy_piece<4>(place + (k64 + k32) * kPieceStride, row + k64 * 64 + k32 * 32 + g * 2, keep);
   }
@@ -131,7 +132,8 @@ struct ValueColumns {
       const uint4 x = load_shared16(place + k64 * kPieceStride);
       w[k64 * 4] = x.x, w[k64 * 4 + 1] = x.y;
     }
-    if constexpr (k16 != 0) w[k64 * 4 + k32 * 2] = load_shared16(place + (k64 + k32) * kPieceStride).x;
+    if constexpr (k16 != 0)
+      w[k64 * 4 + k32 * 2] = load_shared16(place + (k64 + k32) * kPieceStride).x;
   }
   static __device__ __forceinline__ int index(int tile, int g) {
     if (tile < k64 * 8) return tile / 8 * 64 + g * 8 + tile % 8;
@@ -141,10 +143,11 @@ struct ValueColumns {
   }
 };
 
-/* Folds the splits' partial results of one (row, KV head) in their order. `factors` holds group * splits. */
+/* Folds the splits' partial results of one (row, KV head) in their order. `factors` holds group *
+ * splits. */
 template <typename T, int kDim, int kWarps>
-__device__ __forceinline__ void merge_splits(const DecodeAttention& a, int row, int head, int splits_used,
-                                             float* factors) {
+__device__ __forceinline__ void merge_splits(const DecodeAttention& a, int row, int head,
+                                             int splits_used, float* factors) {
   const int64_t stride = static_cast<int64_t>(a.group) * (kDim + 2);
   const float* base = a.partial + (row * a.num_kv_heads + head) * gridDim.x * stride;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -170,8 +173,8 @@ __device__ __forceinline__ void merge_splits(const DecodeAttention& a, int row, 
     for (int s = lane; s < splits_used; s += 32) factors[h * splits_used + s] /= total;
   }
   __syncthreads();
-  T* out = static_cast<T*>(a.out) +
-           static_cast<int64_t>(row * a.num_kv_heads + head) * a.group * kDim;
+  T* out =
+      static_cast<T*>(a.out) + static_cast<int64_t>(row * a.num_kv_heads + head) * a.group * kDim;
   for (int i = threadIdx.x; i < a.group * kDim; i += kWarps * 32) {
     const int h = i / kDim, d = i % kDim;
     const float* from = base + h * (kDim + 2) + d;
@@ -184,7 +187,8 @@ __device__ __forceinline__ void merge_splits(const DecodeAttention& a, int row, 
 }
 
 template <int kDim>
-constexpr int kDecodeChunkBytes = (2 * KeyWords<kDim>::kPieces + 4 * ValueColumns<kDim>::kPieces) * kPieceStride;
+constexpr int kDecodeChunkBytes =
+    (2 * KeyWords<kDim>::kPieces + 4 * ValueColumns<kDim>::kPieces) * kPieceStride;
 constexpr int kDecodeDepth = 2;  // chunks in flight a warp
 
 /* The ring of chunks, and in the same place afterwards the warps' results. */
@@ -197,8 +201,8 @@ constexpr int decode_attention_shared_bytes() {
 
 /* Grid (splits, Hkv, B), kWarps warps. kWide: group 9..16, else 1..8. At most 64 splits.
  *
- * Lengths and page tables were written before this graph began, and the pages of earlier tokens before
- * that, so the first keys and values are asked for without awaiting the previous kernel. */
+ * Lengths and page tables were written before this graph began, and the pages of earlier tokens
+ * before that, so the first keys and values are asked for without awaiting the previous kernel. */
 template <typename T, int kDim, bool kWide, int kWarps>
 __device__ __forceinline__ void decode_attention(const DecodeAttention& a) {
   constexpr int kRows = kWide ? 16 : 8, kHalves = kWide ? 2 : 1;
@@ -215,7 +219,8 @@ __device__ __forceinline__ void decode_attention(const DecodeAttention& a) {
   const int first_key = a.window > 0 ? max(0, kv_len - a.window) : 0;
   const int origin = first_key & ~15;
   // A row shares its own length out evenly: the same length at the same key gives the same split.
-  const int even = (kv_len - origin + static_cast<int>(gridDim.x) - 1) / static_cast<int>(gridDim.x);
+  const int even =
+      (kv_len - origin + static_cast<int>(gridDim.x) - 1) / static_cast<int>(gridDim.x);
   const int split_tokens = max(a.min_split_tokens, (even + 15) & ~15);
   const int begin = origin + split * split_tokens;
   const int end = min(begin + split_tokens, kv_len);
@@ -232,7 +237,8 @@ __device__ __forceinline__ void decode_attention(const DecodeAttention& a) {
     return;
   }
   const int splits_used = (kv_len - origin + split_tokens - 1) / split_tokens;
-  const int32_t* pages = a.page_table + static_cast<int64_t>(a.row_lane[row]) * a.max_pages_per_lane;
+  const int32_t* pages =
+      a.page_table + static_cast<int64_t>(a.row_lane[row]) * a.max_pages_per_lane;
   const int page_mask = (1 << a.page_shift) - 1;
   const int64_t to_values = (static_cast<int64_t>(a.num_kv_heads) << a.page_shift) * kDim;
   auto key_row = [&](int token) -> T* {
@@ -241,11 +247,12 @@ __device__ __forceinline__ void decode_attention(const DecodeAttention& a) {
            (((page * 2 * a.num_kv_heads + head) << a.page_shift) + (token & page_mask)) * kDim;
   };
 
-  // 16 keys never straddle a page: `chunk` and the page size are multiples of 16. The new token's place is
-  // being written by this very launch, so its key and value come from k and v.
+  // 16 keys never straddle a page: `chunk` and the page size are multiples of 16. The new token's
+  // place is being written by this very launch, so its key and value come from k and v.
   const T* new_key = static_cast<const T*>(a.k) + new_row;
   const T* new_value = static_cast<const T*>(a.v) + new_row;
-  const uint32_t ring = shared_address(shared) + warp * kDecodeDepth * kDecodeChunkBytes<kDim> + lane * 16;
+  const uint32_t ring =
+      shared_address(shared) + warp * kDecodeDepth * kDecodeChunkBytes<kDim> + lane * 16;
   constexpr int kKeyPieces = Keys::kPieces, kValuePieces = Values::kPieces;
   auto request = [&](int chunk, int slot, bool with_new) {
     const T* keys = key_row(chunk);
@@ -283,8 +290,7 @@ __device__ __forceinline__ void decode_attention(const DecodeAttention& a) {
     const int h = r * 8 + g;
 #pragma unroll
     for (int i = 0; i < Keys::kCount; ++i) q[r][i] = 0;
-    if (h < a.group)
-      Keys::load(q[r], static_cast<const T*>(a.q) + new_row * a.group + h * kDim, t);
+    if (h < a.group) Keys::load(q[r], static_cast<const T*>(a.q) + new_row * a.group + h * kDim, t);
   }
   if (end == kv_len) {  // this block owns the new token's place; nobody reads it in this launch
     constexpr int kPieces = kDim / 8;

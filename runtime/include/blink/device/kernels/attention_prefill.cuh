@@ -1,8 +1,9 @@
-/* Attention of the new tokens of packed rows over their pages (which hold the new tokens too: kv_append
- * runs first). One block takes 128 (token, query head of the group) pairs of one row and one KV head, and
- * walks the keys in tiles of 64 through two shared-memory stages.
+/* Attention of the new tokens of packed rows over their pages (which hold the new tokens too:
+ * kv_append runs first). One block takes 128 (token, query head of the group) pairs of one row and
+ * one KV head, and walks the keys in tiles of 64 through two shared-memory stages.
  *
- * A row's tiles start at its own first token, so a row's result does not depend on what is packed beside it.
+ * A row's tiles start at its own first token, so a row's result does not depend on what is packed
+ * beside it.
  */
 #ifndef BLINK_DEVICE_KERNELS_ATTENTION_PREFILL_CUH
 #define BLINK_DEVICE_KERNELS_ATTENTION_PREFILL_CUH
@@ -19,8 +20,8 @@ struct PrefillAttention {
   const int32_t* row_query_start;
   const int32_t* row_kv_len;
   const int32_t* row_lane;
-  const void* sinks;          // [Hq] or null
-  int32_t num_rows;           // of the key
+  const void* sinks;  // [Hq] or null
+  int32_t num_rows;   // of the key
   int32_t num_kv_heads;
   int32_t group;
   int32_t max_pages_per_lane;
@@ -32,7 +33,8 @@ struct PrefillAttention {
 
 constexpr int kPrefillPairs = 128, kPrefillKeys = 64;
 
-/* Tiles of 16 pairs that a warp holds: two share each load of keys and values, where registers allow. */
+/* Tiles of 16 pairs that a warp holds: two share each load of keys and values, where registers
+ * allow. */
 template <int kDim>
 constexpr int kPrefillRowTiles = kDim <= 128 ? 2 : 1;
 template <int kDim>
@@ -46,8 +48,8 @@ constexpr int prefill_attention_shared_bytes() {
 /* Tokens a block takes. */
 __device__ __forceinline__ int prefill_tokens_per_tile(int group) { return kPrefillPairs / group; }
 
-/* Grid (tiles, Hkv), tiles at least the sum over rows of ceil(tokens / tokens_per_tile): T / that + B
- * suffices. kPrefillThreads<kDim> threads. */
+/* Grid (tiles, Hkv), tiles at least the sum over rows of ceil(tokens / tokens_per_tile): T / that +
+ * B suffices. kPrefillThreads<kDim> threads. */
 template <typename T, int kDim>
 __device__ __forceinline__ void prefill_attention(const PrefillAttention& a) {
   // Rows of shared memory are padded by 16 bytes: 8 rows of a matrix load hit distinct banks.
@@ -55,8 +57,8 @@ __device__ __forceinline__ void prefill_attention(const PrefillAttention& a) {
   constexpr int kTiles = kPrefillRowTiles<kDim>, kThreads = kPrefillThreads<kDim>;
   extern __shared__ __align__(128) unsigned char shared[];
   T* q_shared = reinterpret_cast<T*>(shared);
-  T* k_shared = q_shared + kPrefillPairs * kStride;       // two stages
-  T* v_shared = k_shared + 2 * kPrefillKeys * kStride;    // two stages
+  T* k_shared = q_shared + kPrefillPairs * kStride;     // two stages
+  T* v_shared = k_shared + 2 * kPrefillKeys * kStride;  // two stages
   let_next_start();
   wait_for_previous();
 
@@ -78,7 +80,8 @@ __device__ __forceinline__ void prefill_attention(const PrefillAttention& a) {
   const int tile_count = min(tile_tokens, num_new - tile_first);
   const int position0 = kv_len - num_new + tile_first;
   const int num_q_heads = a.num_kv_heads * a.group;
-  const int32_t* pages = a.page_table + static_cast<int64_t>(a.row_lane[row]) * a.max_pages_per_lane;
+  const int32_t* pages =
+      a.page_table + static_cast<int64_t>(a.row_lane[row]) * a.max_pages_per_lane;
   const int page_mask = (1 << a.page_shift) - 1;
 
   for (int i = threadIdx.x; i < kPrefillPairs * kPieces; i += kThreads) {
@@ -86,7 +89,9 @@ __device__ __forceinline__ void prefill_attention(const PrefillAttention& a) {
     const bool real = token < tile_count;
     const T* from = static_cast<const T*>(a.q) +
                     (static_cast<int64_t>(first + tile_first + (real ? token : 0)) * num_q_heads +
-                     head * a.group + h) * kDim + piece * 8;
+                     head * a.group + h) *
+                        kDim +
+                    piece * 8;
     copy_async(shared_address(q_shared + pair * kStride + piece * 8), from, real);
   }
   const int key_end = position0 + tile_count;  // one past the last key any pair sees
@@ -99,9 +104,10 @@ __device__ __forceinline__ void prefill_attention(const PrefillAttention& a) {
       const int key = i / kPieces, piece = i % kPieces, token = key0 + key;
       const bool real = token < key_end;
       const int64_t page = real ? pages[token >> a.page_shift] : 0;
-      const T* from = static_cast<const T*>(a.kv) +
-                      (((page * 2 * a.num_kv_heads + head) << a.page_shift) + (token & page_mask)) * kDim +
-                      piece * 8;
+      const T* from =
+          static_cast<const T*>(a.kv) +
+          (((page * 2 * a.num_kv_heads + head) << a.page_shift) + (token & page_mask)) * kDim +
+          piece * 8;
       const int at = (stage * kPrefillKeys + key) * kStride + piece * 8;
       copy_async(shared_address(k_shared + at), from, real);
       copy_async(shared_address(v_shared + at), from + to_values, real);
@@ -147,13 +153,15 @@ __device__ __forceinline__ void prefill_attention(const PrefillAttention& a) {
       for (int n = 0; n < kPrefillKeys / 8; ++n)
 #pragma unroll
         for (int c = 0; c < 4; ++c) s[m][n][c] = 0.0f;
-    const uint32_t k_address = shared_address(
-        k_shared + (stage * kPrefillKeys + (lane & 7) + (lane >> 4) * 8) * kStride + ((lane >> 3) & 1) * 8);
+    const uint32_t k_address =
+        shared_address(k_shared + (stage * kPrefillKeys + (lane & 7) + (lane >> 4) * 8) * kStride +
+                       ((lane >> 3) & 1) * 8);
 #pragma unroll
     for (int i = 0; i < kSteps; ++i) {
       uint32_t q[kTiles][4];
 #pragma unroll
-      for (int m = 0; m < kTiles; ++m) load_matrix(q[m], q_address + (m * 16 * kStride + i * 16) * 2);
+      for (int m = 0; m < kTiles; ++m)
+        load_matrix(q[m], q_address + (m * 16 * kStride + i * 16) * 2);
 #pragma unroll
       for (int n = 0; n < kPrefillKeys / 16; ++n) {
         uint32_t k[4];
@@ -215,8 +223,8 @@ __device__ __forceinline__ void prefill_attention(const PrefillAttention& a) {
           acc[m][j][2 * r + 1] *= factor;
         }
       }
-    const uint32_t v_address = shared_address(
-        v_shared + (stage * kPrefillKeys + (lane & 15)) * kStride + (lane >> 4) * 8);
+    const uint32_t v_address =
+        shared_address(v_shared + (stage * kPrefillKeys + (lane & 15)) * kStride + (lane >> 4) * 8);
 #pragma unroll
     for (int n = 0; n < kPrefillKeys / 16; ++n) {
       uint32_t p[kTiles][4];
@@ -248,7 +256,8 @@ __device__ __forceinline__ void prefill_attention(const PrefillAttention& a) {
       float sum = total[m][r];
       sum += __shfl_xor_sync(0xffffffffu, sum, 1);
       sum += __shfl_xor_sync(0xffffffffu, sum, 2);
-      const int pair = (warp * kTiles + m) * 16 + r * 8 + g, token = pair / a.group, h = pair % a.group;
+      const int pair = (warp * kTiles + m) * 16 + r * 8 + g, token = pair / a.group,
+                h = pair % a.group;
       if (token >= tile_count) continue;
       float factor = 1.0f;
       if (a.sinks != nullptr) {
@@ -258,8 +267,10 @@ __device__ __forceinline__ void prefill_attention(const PrefillAttention& a) {
         sum = sum * factor + exp2_fast(sink - new_top);
       }
       const float inverse = factor / sum;
-      T* to = static_cast<T*>(a.out) +
-              (static_cast<int64_t>(first + tile_first + token) * num_q_heads + head * a.group + h) * kDim;
+      T* to =
+          static_cast<T*>(a.out) +
+          (static_cast<int64_t>(first + tile_first + token) * num_q_heads + head * a.group + h) *
+              kDim;
 #pragma unroll
       for (int j = 0; j < kDim / 8; ++j)
         *reinterpret_cast<uint32_t*>(to + j * 8 + 2 * t) =
@@ -281,7 +292,8 @@ struct KvAppend {
   int32_t page_shift;
 };
 
-/* Writes the step's keys and values into their pages. One block a token; padding tokens write nothing. */
+/* Writes the step's keys and values into their pages. One block a token; padding tokens write
+ * nothing. */
 template <typename T>
 __device__ __forceinline__ void kv_append(const KvAppend& a) {
   let_next_start();

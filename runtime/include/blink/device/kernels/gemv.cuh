@@ -1,12 +1,13 @@
 /* Matrix products for 1..16 rows at memory bandwidth: out[m, n] = sum_k x[m, k] w[n, k].
  *
- * A persistent block an SM. Its warps split K; a warp's lane copies the 16 bytes of weight it will itself
- * feed to the tensor core into its own place in shared memory, `kDepth` steps ahead, so that neither
- * barriers nor registers bound the bytes in flight. The order of k inside a step of 32 is permuted alike
- * for weights and activations: lane 4 g + t holds k = 8 t .. 8 t + 7 of weight row g and of activation row g.
- * Weights are requested before the previous kernel's results are awaited.
+ * A persistent block an SM. Its warps split K; a warp's lane copies the 16 bytes of weight it will
+ * itself feed to the tensor core into its own place in shared memory, `kDepth` steps ahead, so that
+ * neither barriers nor registers bound the bytes in flight. The order of k inside a step of 32 is
+ * permuted alike for weights and activations: lane 4 g + t holds k = 8 t .. 8 t + 7 of weight row g
+ * and of activation row g. Weights are requested before the previous kernel's results are awaited.
  *
- * A sum is formed in a fixed order that depends on K alone: equal rows give equal bits wherever they sit.
+ * A sum is formed in a fixed order that depends on K alone: equal rows give equal bits wherever
+ * they sit.
  */
 #ifndef BLINK_DEVICE_KERNELS_GEMV_CUH
 #define BLINK_DEVICE_KERNELS_GEMV_CUH
@@ -16,13 +17,13 @@
 namespace blink::kernels {
 
 /* What `stream_rows` asks of a Work:
- *   int num_items()                      items of this launch, each a group of 8 * kTiles weight rows
- *   const T* weight_row(item, tile, g)   row g of the tile
- *   int64_t weight_offset(k)             where column k lies behind it
- *   const T* input_row(item, m)          activation row m of the item; null: zeros
+ *   int num_items()                      items of this launch, each a group of 8 * kTiles weight
+ * rows const T* weight_row(item, tile, g)   row g of the tile int64_t weight_offset(k) where column
+ * k lies behind it const T* input_row(item, m)          activation row m of the item; null: zeros
  *   void store(item, m, n, value[kTiles]) sum for activation row m and weight row n of each tile
  */
-template <typename T, typename Work, int kTiles, int kRowTiles, bool kInputShared, int kWarps, int kDepth>
+template <typename T, typename Work, int kTiles, int kRowTiles, bool kInputShared, int kWarps,
+          int kDepth>
 __device__ __forceinline__ void stream_rows(const Work& work, int num_k, unsigned char* shared) {
   constexpr int kPieces = kTiles + (kInputShared ? 0 : kRowTiles);
   constexpr int kStepBytes = kWarps * 32 * 16 * kPieces;
@@ -171,8 +172,7 @@ __device__ __forceinline__ void stream_rows(const Work& work, int num_k, unsigne
 #pragma unroll
       for (int i = 0; i < kTiles; ++i) {
 #pragma unroll
-        for (int w = 0; w < kWarps; ++w)
-          value[i] += from[w * kPartial + i * kRowTiles * 64 + j];
+        for (int w = 0; w < kWarps; ++w) value[i] += from[w * kPartial + i * kRowTiles * 64 + j];
       }
       work.store(item, j / 8, j % 8, value);
     }
@@ -183,7 +183,8 @@ __device__ __forceinline__ void stream_rows(const Work& work, int num_k, unsigne
 template <int kTiles, int kRowTiles, bool kInputShared, int kWarps, int kDepth>
 constexpr int stream_rows_shared_bytes() {
   return kDepth * kWarps * 512 * (kTiles + (kInputShared ? 0 : kRowTiles)) +
-         2 * kWarps * kTiles * kRowTiles * 64 * 4;  // plus the inputs when they are kept in shared memory
+         2 * kWarps * kTiles * kRowTiles * 64 *
+             4;  // plus the inputs when they are kept in shared memory
 }
 
 /* Dense product. Rows of w past num_n read row num_n - 1 and store nothing. */
@@ -219,7 +220,8 @@ struct DenseWork {
 };
 
 /* num_k % 32 == 0; x, w and their rows aligned to 16 bytes. */
-template <typename T, typename Out, int kTiles, int kRowTiles, bool kInputShared, int kWarps, int kDepth>
+template <typename T, typename Out, int kTiles, int kRowTiles, bool kInputShared, int kWarps,
+          int kDepth>
 __device__ __forceinline__ void gemv(const T* w, const T* x, const T* bias, Out* out, int num_m,
                                      int num_n, int num_k) {
   extern __shared__ __align__(128) unsigned char shared[];

@@ -1,9 +1,10 @@
-/* Experts of a mixture: route (group the assignments by expert, on the device), gate and up with the
- * activation, down, combine. Two ways for the products: `stream` for few tokens (weights at memory bandwidth)
- * `tile` for many (tensor-core tiles of 128 tokens), and a shorter way for a single token. Padding tokens pick no expert and get zeros.
+/* Experts of a mixture: route (group the assignments by expert, on the device), gate and up with
+ * the activation, down, combine. Two ways for the products: `stream` for few tokens (weights at
+ * memory bandwidth) `tile` for many (tensor-core tiles of 128 tokens), and a shorter way for a
+ * single token. Padding tokens pick no expert and get zeros.
  *
- * An assignment is (token, choice), index token * k + choice. Its result does not depend on which other
- * assignments share its tile, so the order inside an expert, left to atomics, does not show.
+ * An assignment is (token, choice), index token * k + choice. Its result does not depend on which
+ * other assignments share its tile, so the order inside an expert, left to atomics, does not show.
  */
 #ifndef BLINK_DEVICE_KERNELS_MOE_CUH
 #define BLINK_DEVICE_KERNELS_MOE_CUH
@@ -24,11 +25,12 @@ struct ExpertTiles {
 
 constexpr int kRouteThreads = 1024, kMaxExperts = 1024;
 
-/* One block of kRouteThreads. token_row -1 marks padding. An id outside [0, num_experts) picks none. */
+/* One block of kRouteThreads. token_row -1 marks padding. An id outside [0, num_experts) picks
+ * none. */
 template <typename Id>
-__device__ __forceinline__ void route_experts(const Id* ids, const int32_t* token_row, int num_tokens,
-                                              int num_choices, int num_experts, int tile_rows,
-                                              ExpertTiles tiles) {
+__device__ __forceinline__ void route_experts(const Id* ids, const int32_t* token_row,
+                                              int num_tokens, int num_choices, int num_experts,
+                                              int tile_rows, ExpertTiles tiles) {
   __shared__ int32_t count[kMaxExperts], start[kMaxExperts], first_tile[kMaxExperts];
   __shared__ int32_t warp_rows[32], warp_tiles[32];
   let_next_start();
@@ -39,7 +41,8 @@ __device__ __forceinline__ void route_experts(const Id* ids, const int32_t* toke
   const int num_assignments = num_tokens * num_choices;
   auto expert_of = [&](int a) -> int {
     const int64_t id = static_cast<int64_t>(ids[a]);
-    return token_row[a / num_choices] >= 0 && id >= 0 && id < num_experts ? static_cast<int>(id) : -1;
+    return token_row[a / num_choices] >= 0 && id >= 0 && id < num_experts ? static_cast<int>(id)
+                                                                          : -1;
   };
   for (int a = threadIdx.x; a < num_assignments; a += kRouteThreads) {
     const int expert = expert_of(a);
@@ -80,7 +83,8 @@ enum class Activation { kSilu, kGelu, kGeluTanh };
 template <Activation kActivation>
 __device__ __forceinline__ float activate(float x) {
   if constexpr (kActivation == Activation::kSilu) return x / (1.0f + exp2f(-x * kLog2e));
-  if constexpr (kActivation == Activation::kGelu) return 0.5f * x * (1.0f + erff(x * 0.70710678118654752f));
+  if constexpr (kActivation == Activation::kGelu)
+    return 0.5f * x * (1.0f + erff(x * 0.70710678118654752f));
   return 0.5f * x * (1.0f + tanhf(0.79788456080286536f * (x + 0.044715f * x * x * x)));
 }
 
@@ -153,16 +157,17 @@ struct DownWork {
   }
 };
 
-/* One token: its experts one behind the other, so that nothing needs to be grouped. hidden[choice] is
- * weighted already; then the down products of all choices are one product over k = choice * I + i. */
+/* One token: its experts one behind the other, so that nothing needs to be grouped. hidden[choice]
+ * is weighted already; then the down products of all choices are one product over k = choice * I +
+ * i. */
 template <typename T, Activation kActivation, typename Weight>
 struct SingleGateUpWork {
   static constexpr bool kWeightsKnownEarly = false;
-  const T* x;                // [1, H]
-  const T* gate_up;          // [E, 2 I, H]
-  T* hidden;                 // [k, I]
-  const int32_t* experts;    // [k], each in [0, E); shared memory
-  const Weight* weights;     // [k]
+  const T* x;              // [1, H]
+  const T* gate_up;        // [E, 2 I, H]
+  T* hidden;               // [k, I]
+  const int32_t* experts;  // [k], each in [0, E); shared memory
+  const Weight* weights;   // [k]
   int hidden_size, intermediate_size, num_choices;
 
   __device__ int num_items() const { return num_choices * (intermediate_size / 8); }
@@ -170,7 +175,8 @@ struct SingleGateUpWork {
   __device__ const T* weight_row(int item, int tile, int g) const {
     const int groups = intermediate_size / 8;
     const int64_t expert = experts[item / groups];
-    return gate_up + ((expert * 2 + tile) * intermediate_size + item % groups * 8 + g) * hidden_size;
+    return gate_up +
+           ((expert * 2 + tile) * intermediate_size + item % groups * 8 + g) * hidden_size;
   }
   __device__ int64_t weight_offset(int k) const { return k; }
   __device__ const T* input_row(int, int m) const { return m == 0 ? x : nullptr; }
@@ -211,9 +217,11 @@ struct SingleDownWork {
 
 constexpr int kMaxChoices = 32;
 
-/* The experts of the one token, for all threads; an id that is none counts as expert 0 with its weight. */
+/* The experts of the one token, for all threads; an id that is none counts as expert 0 with its
+ * weight. */
 template <typename Id>
-__device__ __forceinline__ const int32_t* single_experts(const Id* ids, int num_choices, int num_experts) {
+__device__ __forceinline__ const int32_t* single_experts(const Id* ids, int num_choices,
+                                                         int num_experts) {
   __shared__ int32_t experts[kMaxChoices];
   if (threadIdx.x < num_choices)
     experts[threadIdx.x] = min(max(static_cast<int32_t>(ids[threadIdx.x]), 0), num_experts - 1);
@@ -223,9 +231,10 @@ __device__ __forceinline__ const int32_t* single_experts(const Id* ids, int num_
 
 /* out[token] = sum over choices, in their order, of weight * result. One block a token. */
 template <typename T, typename Id, typename Weight>
-__device__ __forceinline__ void combine_experts(const float* result, const Id* ids, const Weight* weights,
-                                                const int32_t* token_row, T* out, int num_choices,
-                                                int num_experts, int hidden_size) {
+__device__ __forceinline__ void combine_experts(const float* result, const Id* ids,
+                                                const Weight* weights, const int32_t* token_row,
+                                                T* out, int num_choices, int num_experts,
+                                                int hidden_size) {
   let_next_start();
   wait_for_previous();
   const int64_t token = blockIdx.x;
@@ -241,14 +250,16 @@ __device__ __forceinline__ void combine_experts(const float* result, const Id* i
   }
 }
 
-constexpr int kTileRows = 128, kTileColumns = 128, kTileDepth = 64, kTileStages = 3, kTileThreads = 256;
+constexpr int kTileRows = 128, kTileColumns = 128, kTileDepth = 64, kTileStages = 3,
+              kTileThreads = 256;
 constexpr int kTileStride = kTileDepth + 8;
 constexpr int tile_product_shared_bytes() {
   return kTileStages * (kTileRows + kTileColumns) * kTileStride * 2;
 }
 
-/* One 128 x 128 tile of which `count` rows are real: sum[mi][ni] covers rows warp_m * 32 + mi * 16, columns warp_n * 32 + ni * 8 for
- * ni < 4 and 64 + warp_n * 32 + (ni - 4) * 8 above. row_of(m), column_of(n): the row's start, or null for zeros. */
+/* One 128 x 128 tile of which `count` rows are real: sum[mi][ni] covers rows warp_m * 32 + mi * 16,
+ * columns warp_n * 32 + ni * 8 for ni < 4 and 64 + warp_n * 32 + (ni - 4) * 8 above. row_of(m),
+ * column_of(n): the row's start, or null for zeros. */
 template <typename T, typename RowOf, typename ColumnOf>
 __device__ __forceinline__ void tile_product(float (&sum)[2][8][4], const RowOf& row_of,
                                              const ColumnOf& column_of, int num_k, int count,
@@ -271,7 +282,8 @@ __device__ __forceinline__ void tile_product(float (&sum)[2][8][4], const RowOf&
 #pragma unroll
     for (int i = 0; i < kCopies; ++i) {
       const bool real = from[i] != nullptr && k < num_k;
-      copy_async(shared_address(shared + stage * kStage + (first + i * kRowsApart) * kTileStride + piece * 8),
+      copy_async(shared_address(shared + stage * kStage + (first + i * kRowsApart) * kTileStride +
+                                piece * 8),
                  real ? from[i] + k : from[kCopies - 1], real);
     }
   };
@@ -294,14 +306,16 @@ __device__ __forceinline__ void tile_product(float (&sum)[2][8][4], const RowOf&
     }
     const uint32_t a_address = shared_address(
         shared + stage * kStage + (warp_m * 32 + (lane & 15)) * kTileStride + (lane >> 4) * 8);
-    const uint32_t b_address = shared_address(
-        shared + stage * kStage +
-        (kTileRows + warp_n * 32 + (lane & 7) + (lane >> 4) * 8) * kTileStride + ((lane >> 3) & 1) * 8);
+    const uint32_t b_address =
+        shared_address(shared + stage * kStage +
+                       (kTileRows + warp_n * 32 + (lane & 7) + (lane >> 4) * 8) * kTileStride +
+                       ((lane >> 3) & 1) * 8);
 #pragma unroll
     for (int i = 0; i < kTileDepth / 16; ++i) {
       uint32_t a[2][4], b[4][4];
 #pragma unroll
-      for (int m = 0; m < 2; ++m) load_matrix(a[m], a_address + (m * 16 * kTileStride + i * 16) * 2);
+      for (int m = 0; m < 2; ++m)
+        load_matrix(a[m], a_address + (m * 16 * kTileStride + i * 16) * 2);
 #pragma unroll
       for (int n = 0; n < 4; ++n) {
         const int column = n < 2 ? n * 16 : 64 + (n - 2) * 16;
@@ -321,8 +335,9 @@ __device__ __forceinline__ void tile_product(float (&sum)[2][8][4], const RowOf&
 
 /* Grid (max_tiles, ceil(I / 64)), tiles of kTileRows assignments. */
 template <typename T, Activation kActivation>
-__device__ __forceinline__ void gate_up_tiles(const T* x, const T* gate_up, T* hidden, ExpertTiles tiles,
-                                              int hidden_size, int intermediate_size, int num_choices) {
+__device__ __forceinline__ void gate_up_tiles(const T* x, const T* gate_up, T* hidden,
+                                              ExpertTiles tiles, int hidden_size,
+                                              int intermediate_size, int num_choices) {
   extern __shared__ __align__(128) unsigned char shared[];
   let_next_start();
   wait_for_previous();
@@ -334,7 +349,8 @@ __device__ __forceinline__ void gate_up_tiles(const T* x, const T* gate_up, T* h
   tile_product<T>(
       sum,
       [&](int m) -> const T* {
-        return m < count ? x + static_cast<int64_t>(tiles.assignments[start + m] / num_choices) * hidden_size
+        return m < count ? x + static_cast<int64_t>(tiles.assignments[start + m] / num_choices) *
+                                   hidden_size
                          : nullptr;
       },
       [&](int n) -> const T* {
@@ -362,8 +378,9 @@ __device__ __forceinline__ void gate_up_tiles(const T* x, const T* gate_up, T* h
 
 /* Grid (max_tiles, ceil(H / 128)). */
 template <typename T>
-__device__ __forceinline__ void down_tiles(const T* hidden, const T* down, float* result, ExpertTiles tiles,
-                                           int hidden_size, int intermediate_size) {
+__device__ __forceinline__ void down_tiles(const T* hidden, const T* down, float* result,
+                                           ExpertTiles tiles, int hidden_size,
+                                           int intermediate_size) {
   extern __shared__ __align__(128) unsigned char shared[];
   let_next_start();
   wait_for_previous();

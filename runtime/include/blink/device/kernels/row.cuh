@@ -1,7 +1,7 @@
 /* What rendered row kernels are made of: scalar operations and reductions of a block or a warp.
  *
- * A row kernel runs one block a row (and, where no statement reads another's result, several blocks a
- * row). Sums are formed in an order that depends on the block's size alone.
+ * A row kernel runs one block a row (and, where no statement reads another's result, several blocks
+ * a row). Sums are formed in an order that depends on the block's size alone.
  */
 #ifndef BLINK_DEVICE_KERNELS_ROW_CUH
 #define BLINK_DEVICE_KERNELS_ROW_CUH
@@ -66,7 +66,8 @@ __device__ __forceinline__ void store_vector(T* p, const Vector<T, kWidth>& x) {
   *reinterpret_cast<Vector<T, kWidth>*>(p) = x;
 }
 
-/* Asks for a small weight before the previous kernel is awaited; the step's matrices drive it out of L2. */
+/* Asks for a small weight before the previous kernel is awaited; the step's matrices drive it out
+ * of L2. */
 template <typename T>
 __device__ __forceinline__ void prefetch_weight(const T* p, int count) {
   const int bytes = count * static_cast<int>(sizeof(T));
@@ -128,8 +129,8 @@ __device__ __forceinline__ N reduce_block(N x, void* scratch) {
   return reduce_warp<Op>(lane < num_warps ? partial[lane] : Op::identity());
 }
 
-/* Ranks candidates: larger value first (a NaN largest), then the lower index. Packed so that an unsigned
- * maximum picks the first. */
+/* Ranks candidates: larger value first (a NaN largest), then the lower index. Packed so that an
+ * unsigned maximum picks the first. */
 __device__ __forceinline__ unsigned long long rank_key(float value, int index) {
   const uint32_t bits = __float_as_uint(value + 0.0f);
   const uint32_t key =

@@ -1,10 +1,10 @@
 /* Sampling: one block a row of logits, no sort.
  *
- * Greedy is the exact argmax, the lowest id among equals. Otherwise temperature, then top_k, top_p and min_p,
- * each of which keeps a prefix of the order (probability descending, id ascending): the prefix's last key
- * is found by searching the bits of the order-preserving integer form of a logit, two bits a pass. The
- * token is drawn by inverting the cumulative sum of the kept weights in order of id. All sums are formed
- * in a fixed order. A row that holds NaN yields -1.
+ * Greedy is the exact argmax, the lowest id among equals. Otherwise temperature, then top_k, top_p
+ * and min_p, each of which keeps a prefix of the order (probability descending, id ascending): the
+ * prefix's last key is found by searching the bits of the order-preserving integer form of a logit,
+ * two bits a pass. The token is drawn by inverting the cumulative sum of the kept weights in order
+ * of id. All sums are formed in a fixed order. A row that holds NaN yields -1.
  */
 #ifndef BLINK_DEVICE_KERNELS_SAMPLING_CUH
 #define BLINK_DEVICE_KERNELS_SAMPLING_CUH
@@ -68,7 +68,8 @@ struct RowReader {
   __device__ int begin(int warp) const { return min(warp * part, num_vocab); }
   __device__ int end(int warp) const { return min((warp + 1) * part, num_vocab); }
 
-  __device__ __forceinline__ static void unpack(const uint4 (&words)[sizeof(T) / 2], float (&x)[8]) {
+  __device__ __forceinline__ static void unpack(const uint4 (&words)[sizeof(T) / 2],
+                                                float (&x)[8]) {
     const T* values = reinterpret_cast<const T*>(words);
 #pragma unroll
     for (int i = 0; i < 8; ++i) x[i] = to_float(values[i]);
@@ -154,7 +155,8 @@ __device__ PivotSums sum_at_least(const RowReader<T>& reader, const uint32_t (&p
   __syncthreads();
   if (lane == 0) {
 #pragma unroll
-    for (int p = 0; p < 3; ++p) shared.mass[p][warp] = sums.mass[p], shared.count[p][warp] = sums.count[p];
+    for (int p = 0; p < 3; ++p)
+      shared.mass[p][warp] = sums.mass[p], shared.count[p][warp] = sums.count[p];
   }
   __syncthreads();
 #pragma unroll
@@ -167,8 +169,8 @@ __device__ PivotSums sum_at_least(const RowReader<T>& reader, const uint32_t (&p
 
 /* The largest key whose sums of at-least satisfy `enough`; `floor` satisfies it by assumption. */
 template <typename T, typename Weight, typename Enough>
-__device__ uint32_t search_key(const RowReader<T>& reader, const Weight& weight, const Enough& enough,
-                               SampleShared& shared) {
+__device__ uint32_t search_key(const RowReader<T>& reader, const Weight& weight,
+                               const Enough& enough, SampleShared& shared) {
   uint32_t found = 0;
 #pragma unroll 1
   for (int bit = 30; bit >= 32 - KeyBits<T>::kCount - (KeyBits<T>::kCount & 1); bit -= 2) {
@@ -185,8 +187,9 @@ __device__ uint32_t search_key(const RowReader<T>& reader, const Weight& weight,
   return found;
 }
 
-/* Negative bf16 and fp16 values have their unused low bits set by the complement; searching only the leading bits
- * leaves them clear, and `>=` against such a key is still exact. Equality is tested on the leading bits. */
+/* Negative bf16 and fp16 values have their unused low bits set by the complement; searching only
+ * the leading bits leaves them clear, and `>=` against such a key is still exact. Equality is
+ * tested on the leading bits. */
 template <typename T>
 __device__ __forceinline__ uint32_t leading_bits(uint32_t key) {
   constexpr int kDrop = 32 - KeyBits<T>::kCount - (KeyBits<T>::kCount & 1);
@@ -194,8 +197,9 @@ __device__ __forceinline__ uint32_t leading_bits(uint32_t key) {
 }
 
 template <typename T>
-__device__ __forceinline__ int draw_token(const RowReader<T>& reader, const blink_sampling_params& params,
-                                          float largest, SampleShared& shared) {
+__device__ __forceinline__ int draw_token(const RowReader<T>& reader,
+                                          const blink_sampling_params& params, float largest,
+                                          SampleShared& shared) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const float factor = kLog2e / params.temperature;
   auto weight = [&](float x) { return x == largest ? 1.0f : exp2f((x - largest) * factor); };
@@ -208,10 +212,11 @@ __device__ __forceinline__ int draw_token(const RowReader<T>& reader, const blin
     total = sum_at_least(reader, pivot, weight, shared).mass[0];
   }
   if (params.top_k > 0 && params.top_k < static_cast<uint32_t>(reader.num_vocab)) {
-    last_key = search_key(reader, weight, [&](float, uint32_t count) { return count >= params.top_k; }, shared);
+    last_key = search_key(
+        reader, weight, [&](float, uint32_t count) { return count >= params.top_k; }, shared);
     constexpr uint32_t kStep = 1u << (32 - KeyBits<T>::kCount - (KeyBits<T>::kCount & 1));
-    const uint32_t pivot[3] = {last_key, last_key + kStep < last_key ? 0xffffffffu : last_key + kStep,
-                               0xffffffffu};
+    const uint32_t pivot[3] = {
+        last_key, last_key + kStep < last_key ? 0xffffffffu : last_key + kStep, 0xffffffffu};
     const PivotSums sums = sum_at_least(reader, pivot, weight, shared);
     ties = params.top_k - sums.count[1];
     const uint32_t equal = sums.count[0] - sums.count[1];
@@ -220,8 +225,8 @@ __device__ __forceinline__ int draw_token(const RowReader<T>& reader, const blin
   }
   if (params.top_p < 1.0f) {
     const float wanted = params.top_p * total;
-    const uint32_t key =
-        search_key(reader, weight, [&](float mass, uint32_t) { return mass >= wanted; }, shared);
+    const uint32_t key = search_key(
+        reader, weight, [&](float mass, uint32_t) { return mass >= wanted; }, shared);
     if (key >= last_key) {
       constexpr uint32_t kStep = 1u << (32 - KeyBits<T>::kCount - (KeyBits<T>::kCount & 1));
       const uint32_t pivot[3] = {key, key + kStep < key ? 0xffffffffu : key + kStep, 0xffffffffu};
@@ -251,14 +256,15 @@ __device__ __forceinline__ int draw_token(const RowReader<T>& reader, const blin
   for (int w = 0; w < warp; ++w) ties_before += shared.count[0][w];
 
   // One lane's 8 neighbours with what they weigh; ties counted in order of id.
-  auto kept8 = [&](int id, uint32_t& running_ties, float (&w)[8]) {
+  auto kept8 = [&](int id, uint32_t& running_ties, float(&w)[8]) {
     float x[8];
     const bool inside = id < reader.end(warp);
     if (inside) reader.read8(id, x);
     uint32_t equal = 0;
 #pragma unroll
     for (int i = 0; i < 8; ++i)
-      equal += inside && id + i < reader.num_vocab && leading_bits<T>(ordered_key(x[i])) == last_key;
+      equal +=
+          inside && id + i < reader.num_vocab && leading_bits<T>(ordered_key(x[i])) == last_key;
     uint32_t before = equal;
 #pragma unroll
     for (int i = 1; i < 32; i <<= 1) {
@@ -304,8 +310,10 @@ __device__ __forceinline__ int draw_token(const RowReader<T>& reader, const blin
     if (shared.mass[0][w] > 0.0f) last_warp = w;
   }
   const float target = philox_uniform(params.seed, params.token_index) * all;
-  // Rounding may put the target past the last sum: then the last kept token of the last part is taken.
-  const bool here = mass > 0.0f && target >= before && (target < before + mass || warp == last_warp);
+  // Rounding may put the target past the last sum: then the last kept token of the last part is
+  // taken.
+  const bool here =
+      mass > 0.0f && target >= before && (target < before + mass || warp == last_warp);
   if (here) {
     running = ties_before;
     int last_kept = -1, found = -1;
@@ -370,9 +378,9 @@ __device__ __forceinline__ void sample(const T* logits, const blink_sampling_par
       if (x[i] > best_value) best_value = x[i], best_id = id + i;
     }
   });
-  unsigned long long best =
-      any ? static_cast<unsigned long long>(ordered_key(best_value)) << 32 | static_cast<uint32_t>(~best_id)
-          : 0;
+  unsigned long long best = any ? static_cast<unsigned long long>(ordered_key(best_value)) << 32 |
+                                      static_cast<uint32_t>(~best_id)
+                                : 0;
 #pragma unroll
   for (int i = 16; i > 0; i >>= 1) {
     const unsigned long long other = __shfl_xor_sync(0xffffffffu, best, i);

@@ -1,6 +1,7 @@
 /* Storage types, conversions, tensor-core and copy instructions that the kernels share.
  *
- * Needs no toolkit header but stdint.h, so that NVRTC compiles it anywhere in a fraction of a second.
+ * Needs no toolkit header but stdint.h, so that NVRTC compiles it anywhere in a fraction of a
+ * second.
  */
 #ifndef BLINK_DEVICE_KERNELS_TYPES_CUH
 #define BLINK_DEVICE_KERNELS_TYPES_CUH
@@ -63,12 +64,12 @@ __device__ __forceinline__ float high_float(uint32_t pair) {
   return to_float(T{static_cast<uint16_t>(pair >> 16)});
 }
 
-/* c[16 x 8] += a[16 x 16] b[16 x 8]; lane = 4 g + t. a0: row g, columns 2t..; a1: row g + 8; a2: row g,
- * columns 8 + 2t..; a3: row g + 8. b0: rows 2t.., column g; b1: rows 8 + 2t... c0, c1: row g, columns 2t,
- * 2t + 1; c2, c3: row g + 8. */
+/* c[16 x 8] += a[16 x 16] b[16 x 8]; lane = 4 g + t. a0: row g, columns 2t..; a1: row g + 8; a2:
+ * row g, columns 8 + 2t..; a3: row g + 8. b0: rows 2t.., column g; b1: rows 8 + 2t... c0, c1: row
+ * g, columns 2t, 2t + 1; c2, c3: row g + 8. */
 template <typename T>
-__device__ __forceinline__ void mma(float (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
-                                    uint32_t b0, uint32_t b1);
+__device__ __forceinline__ void mma(float (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2,
+                                    uint32_t a3, uint32_t b0, uint32_t b1);
 template <>
 __device__ __forceinline__ void mma<bf16>(float (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2,
                                           uint32_t a3, uint32_t b0, uint32_t b1) {
@@ -134,7 +135,8 @@ __device__ __forceinline__ void load_matrix_transposed(uint32_t (&r)[4], uint32_
                : "memory");
 }
 
-/* Asynchronous copy of 16 bytes past L1; with `keep` false nothing is read and zeros are written. */
+/* Asynchronous copy of 16 bytes past L1; with `keep` false nothing is read and zeros are written.
+ */
 __device__ __forceinline__ void copy_async(uint32_t shared, const void* global, bool keep = true) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(shared), "l"(global),
                "r"(keep ? 16 : 0)
@@ -157,9 +159,10 @@ __device__ __forceinline__ uint4 load_shared16(uint32_t address) {
   return r;
 }
 
-/* Programmatic dependent launch. Every kernel of a step calls `wait_for_previous` in every thread before
- * it reads or writes anything an earlier kernel touches: then a finished predecessor implies that all
- * earlier kernels finished too, however early it let its successor start. Weights may be read before. */
+/* Programmatic dependent launch. Every kernel of a step calls `wait_for_previous` in every thread
+ * before it reads or writes anything an earlier kernel touches: then a finished predecessor implies
+ * that all earlier kernels finished too, however early it let its successor start. Weights may be
+ * read before. */
 __device__ __forceinline__ void let_next_start() {
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 }
