@@ -1,4 +1,4 @@
-"""Fixtures of the tokenizer's tests: the module, built once, and each vocabulary in the library."""
+"""Fixtures of the tokenizer's tests: the native module, and each vocabulary in the library."""
 
 from __future__ import annotations
 
@@ -33,8 +33,10 @@ class Pair:
 
 @pytest.fixture(scope="session")
 def module() -> ModuleType:
-    """The tokenizer's Python module, built from the sources at hand."""
-    return vocabularies.load_module()
+    """The installed native module; a second one in this process would clash with it."""
+    from blink_runtime import _native
+
+    return _native
 
 
 _pairs: dict[str, Pair] = {}
