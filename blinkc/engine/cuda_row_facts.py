@@ -10,6 +10,7 @@ import numpy as np
 
 from blinkc.engine.cuda_row_indices import is_contiguous, mentions, places
 from blinkc.engine.program import (
+    Apply,
     Expr,
     Load,
     Map,
@@ -35,6 +36,13 @@ if TYPE_CHECKING:
 def num_points(extents: Sequence[int]) -> int:
     """Return how many points a loop nest has."""
     return math.prod(extents)
+
+
+def is_heavy(expr: Expr) -> bool:
+    """Say whether an expression holds a function of hundreds of instructions; never unrolled."""
+    if isinstance(expr, Apply):
+        return expr.op in ("sin", "cos", "pow") or any(is_heavy(arg) for arg in expr.args)
+    return False
 
 
 class RowFacts:
@@ -85,6 +93,8 @@ class RowFacts:
     def _vector_width(self, s: Map | Reduce) -> int:
         """Return how many neighbours along its last loop a thread of a statement takes at once."""
         if isinstance(s, Map) and (s.accumulate != "none" or s.sequential):
+            return 1
+        if is_heavy(s.expr):
             return 1
         axes = s.reduce_extents if isinstance(s, Reduce) else s.extents
         if not axes:

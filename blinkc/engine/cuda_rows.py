@@ -12,7 +12,7 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from blinkc.engine.cuda_row_facts import RowFacts, num_points
+from blinkc.engine.cuda_row_facts import RowFacts, is_heavy, num_points
 from blinkc.engine.print_c import CPrinter, dtype_of, print_number
 from blinkc.engine.program import (
     Load,
@@ -305,7 +305,9 @@ class _Renderer(RowFacts):
             first = "threadIdx.x == 0" + (" && blockIdx.y == 0" if spread else "")
             self.lines += [f"if ({first}) {{", "const int p = 0;"]
         else:
-            self.lines += ["#pragma unroll 4", self._thread_loop(points // width, spread)]
+            unroll = 1 if is_heavy(m.expr) else 4
+            self.lines.append(f"#pragma unroll {unroll}")
+            self.lines.append(self._thread_loop(points // width, spread))
         self.lines += self._variables(m.extents, flat)
         self.lines += self._vectorized(len(m.extents) - 1, width, lambda: self._assign(m))
         self.lines.append("}")
