@@ -14,7 +14,7 @@ import numpy as np
 
 from blinkc.errors import BlinkError
 from blinkc.frontend.onnx_attention import AttentionMatch, HeadsSource, NormSource, RopeSource
-from blinkc.frontend.onnx_attention_region import find_cache_join, joined_heads
+from blinkc.frontend.onnx_cache import find_cache_join, joined_heads
 from blinkc.frontend.onnx_masks import MaskUse, window_from_masks
 from blinkc.frontend.onnx_model import (
     CONTRIB_DOMAIN,

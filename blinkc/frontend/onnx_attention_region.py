@@ -11,10 +11,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from blinkc.errors import BlinkError
 from blinkc.frontend.onnx_attention import AttentionMatch, HeadsSource, heads_source
+from blinkc.frontend.onnx_cache import (
+    VIEWS,
+    CacheJoin,
+    check_all_tokens,
+    find_cache_join,
+    joined_heads,
+    scalar_value,
+)
 from blinkc.frontend.onnx_masks import MASKED_BELOW, MaskUse, window_from_masks
 from blinkc.frontend.onnx_model import ONNX_DOMAINS, OnnxModel, attribute_values, describe_node
 
@@ -22,9 +28,6 @@ if TYPE_CHECKING:
     import onnx
 
     from blinkc.frontend.onnx_probe import Probe
-
-_VIEWS = {"Transpose", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity", "Cast", "Dropout"}
-_CACHE_VIEWS = _VIEWS | {"Expand", "Tile", "Gather", "Slice"}
 
 
 @dataclass(kw_only=True, slots=True)
@@ -36,17 +39,6 @@ class _Scores:
     scale: float = 1.0
     softcap: float = 0.0
     problem: str = ""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CacheJoin:
-    """Where past and new keys (or values) meet."""
-
-    seen: str  # what attention reads
-    past: str
-    new: str
-    axis: int
-    factor: float
 
 
 def match_attention_regions(
@@ -72,17 +64,6 @@ def match_attention_regions(
         if match is not None:
             matches.append(match)
     return matches
-
-
-def scalar_value(name: str, probes: Sequence[Probe]) -> float | None:
-    """Return the number that `name` is everywhere and at every size, or None."""
-    found: set[float] = set()
-    for probe in probes:
-        value = probe.value(name)
-        if value is None or value.size == 0 or value.dtype == bool:
-            return None
-        found.update(float(x) for x in np.unique(np.asarray(value, dtype=np.float64))[:2])
-    return found.pop() if len(found) == 1 else None
 
 
 def _match_softmax(
@@ -111,8 +92,8 @@ def _match_softmax(
             "cached values"
         )
     product, value_join = output
-    _check_all_tokens(model, scores.product, scores.product.input[key_index], probes)
-    _check_all_tokens(model, product, value_join.seen, probes)
+    check_all_tokens(model, scores.product, scores.product.input[key_index], probes)
+    check_all_tokens(model, product, value_join.seen, probes)
     query, factor = _absorb_scalars(model, scores.product.input[1 - key_index], probes)
     softcap = scores.softcap
     match = AttentionMatch(
@@ -160,7 +141,7 @@ def _match_attention_op(
                 hint="cross attention and attention without a cache are not supported",
             )
         for name in inputs[1:3]:
-            _check_all_tokens(model, node, name, probes)
+            check_all_tokens(model, node, name, probes)
         past = (joins[0].past, joins[1].past)
         key, value = (joined_heads(model, join, probes) for join in joins if join is not None)
     left = int(attributes.get("left_window_size", -1))
@@ -242,7 +223,7 @@ def _walk_scores(model: OnnxModel, name: str, probes: Sequence[Probe]) -> _Score
                 return scores
         elif op == "Max" and (scalar_value(known[0], probes) or 0.0) <= MASKED_BELOW:
             pass  # clamps -inf to the type's minimum
-        elif op not in _VIEWS:
+        elif op not in VIEWS:
             if op not in ("Gemm", "MatMul", "TopK"):
                 scores.problem = f"{describe_node(node)} is not expected between scores and softmax"
             return scores
@@ -282,64 +263,10 @@ def _walk_to_output(
             other = next((i for i in node.input if i != name), "")
             join = find_cache_join(model, other, probes) if other else None
             return None if join is None else (node, join)
-        if node.op_type not in _VIEWS | {"Where", "Mul", "Add"}:
+        if node.op_type not in VIEWS | {"Where", "Mul", "Add"}:
             return None
         name = node.output[0]
     return None
-
-
-def find_cache_join(model: OnnxModel, name: str, probes: Sequence[Probe]) -> CacheJoin | None:
-    """Walk back over views and scalings to the concatenation of a past input with new data."""
-    factor, seen = 1.0, name
-    unknown = probes[0].unknown_data
-    for _ in range(64):
-        node = model.producer.get(name)
-        if node is None or node.domain not in ONNX_DOMAINS:
-            return None
-        data = [i for i in node.input if i in unknown]
-        if node.op_type == "Concat" and len(data) == 2:
-            past = _past_behind(model, data[0])
-            if not past:
-                return None
-            axis = int(str(attribute_values(node)["axis"]))
-            return CacheJoin(seen=seen, past=past, new=data[1], axis=axis, factor=factor)
-        if not data or len(set(data)) != 1:
-            return None
-        if node.op_type in ("Mul", "Div"):
-            known = [i for i in node.input if i not in unknown]
-            number = scalar_value(known[0], probes) if known else None
-            if number is None or (node.op_type == "Div" and node.input[0] != data[0]):
-                return None
-            factor *= number if node.op_type == "Mul" else 1.0 / number
-        elif node.op_type not in _CACHE_VIEWS | {"Concat"}:
-            return None
-        name = data[0]
-    return None
-
-
-def _check_all_tokens(
-    model: OnnxModel, node: onnx.NodeProto, name: str, probes: Sequence[Probe]
-) -> None:
-    """Refuse caches cut to a window on the way: at small sizes that would not show."""
-    for probe in probes:
-        if probe.total not in probe.shapes.get(name, ()):
-            raise BlinkError(
-                f"{model.path}: {describe_node(node)} reads '{name}', which does not hold all "
-                f"{probe.total} tokens",
-                hint="export with a cache that keeps every token",
-            )
-
-
-def _past_behind(model: OnnxModel, name: str) -> str:
-    """Return the KV input that `name` is a view of, or ""."""
-    for _ in range(8):
-        if name in model.past:
-            return name
-        node = model.producer.get(name)
-        if node is None or node.op_type not in _VIEWS | {"Concat"}:
-            return ""
-        name = node.input[0]
-    return ""
 
 
 def _absorb_scalars(model: OnnxModel, name: str, probes: Sequence[Probe]) -> tuple[str, float]:
@@ -357,10 +284,3 @@ def _absorb_scalars(model: OnnxModel, name: str, probes: Sequence[Probe]) -> tup
             return name, factor
         factor *= number if node.op_type == "Mul" else 1.0 / number
         name = data[0]
-
-
-def joined_heads(model: OnnxModel, join: CacheJoin, probes: Sequence[Probe]) -> HeadsSource:
-    """Return the layout of the new keys or values that join a cache."""
-    rank = len(probes[0].shapes[join.new])
-    dim_axis = rank - 1 if join.axis % rank != rank - 1 else rank - 2
-    return heads_source(model, join.new, probes, dim_axis=dim_axis)
