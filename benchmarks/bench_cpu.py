@@ -46,6 +46,7 @@ class Transformers:
         torch.set_num_threads(len(os.sched_getaffinity(0)))
         self._torch = torch
         self._model = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
+        self._model.generation_config.eos_token_id = None  # as ignore_eos
 
     def tokens_per_s(self, prompt_token_ids: list[int], num_tokens: int) -> float:
         """Generate `num_tokens` tokens for one prompt and return the rate, prefill included."""
@@ -55,7 +56,6 @@ class Transformers:
             output = self._model.generate(
                 ids,
                 attention_mask=self._torch.ones_like(ids),
-                min_new_tokens=num_tokens,
                 max_new_tokens=num_tokens,
                 do_sample=False,
                 pad_token_id=0,

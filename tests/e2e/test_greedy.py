@@ -33,6 +33,7 @@ def expected() -> list[tuple[list[int], list[int]]]:
 
     tokenizer = AutoTokenizer.from_pretrained(MODEL)
     model = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32).eval()
+    model.generation_config.eos_token_id = None  # as ignore_eos: it neither ends nor is suppressed
     result = []
     for prompt in PROMPTS:
         ids = tokenizer(prompt, return_tensors="pt")["input_ids"]
@@ -41,7 +42,6 @@ def expected() -> list[tuple[list[int], list[int]]]:
                 ids,
                 attention_mask=torch.ones_like(ids),
                 max_new_tokens=NUM_TOKENS,
-                min_new_tokens=NUM_TOKENS,
                 do_sample=False,
                 pad_token_id=0,
             )
@@ -118,7 +118,7 @@ def test_neighbours_that_abort(tight, expected, tokenizer) -> None:  # type: ign
     stop = threading.Event()
 
     def disturb() -> int:
-        client, model = tight.client(), tight.model_name()
+        client, model = tight.client(strict=False), tight.model_name()
         aborted = 0
         while not stop.is_set():
             stream = client.completions.create(

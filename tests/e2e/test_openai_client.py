@@ -27,6 +27,12 @@ def client(server: Server) -> openai.OpenAI:
 
 
 @pytest.fixture(scope="module")
+def stream_client(server: Server) -> openai.OpenAI:
+    """A client for streams of text completions; see `Server.client`."""
+    return server.client("secret", strict=False)
+
+
+@pytest.fixture(scope="module")
 def model(client: openai.OpenAI) -> str:
     """The served model's id."""
     return client.models.list().data[0].id
@@ -67,7 +73,7 @@ def test_stream_equals_answer(client: openai.OpenAI, model: str) -> None:
     assert with_choice[-1].finish_reason == "stop"
 
 
-def test_seed_repeats(client: openai.OpenAI, model: str) -> None:
+def test_seed_repeats(client: openai.OpenAI, stream_client: openai.OpenAI, model: str) -> None:
     """The same seed gives the same text, also beside a busy neighbour; another seed another."""
 
     def complete(seed: int) -> str:
@@ -80,7 +86,7 @@ def test_seed_repeats(client: openai.OpenAI, model: str) -> None:
         )
 
     first = complete(7)
-    neighbour = client.completions.create(
+    neighbour = stream_client.completions.create(
         model=model, prompt="Once", max_tokens=100, temperature=1.0, stream=True
     )
     next(iter(neighbour))
@@ -89,7 +95,9 @@ def test_seed_repeats(client: openai.OpenAI, model: str) -> None:
     assert len({complete(seed) for seed in (7, 8, 9)}) > 1
 
 
-def test_stop_string_is_cut(client: openai.OpenAI, model: str) -> None:
+def test_stop_string_is_cut(
+    client: openai.OpenAI, stream_client: openai.OpenAI, model: str
+) -> None:
     """What the client sees ends before the stop string, streamed or not."""
     arguments = {"model": model, "prompt": "Count: one, two, three,", "temperature": 0}
     whole = client.completions.create(**arguments, max_tokens=24).choices[0].text
@@ -97,7 +105,7 @@ def test_stop_string_is_cut(client: openai.OpenAI, model: str) -> None:
     cut = client.completions.create(**arguments, max_tokens=24, stop=[stop])
     assert cut.choices[0].text == whole[: whole.index(stop)]
     assert cut.choices[0].finish_reason == "stop"
-    stream = client.completions.create(**arguments, max_tokens=24, stop=stop, stream=True)
+    stream = stream_client.completions.create(**arguments, max_tokens=24, stop=stop, stream=True)
     assert "".join(chunk.choices[0].text for chunk in stream) == cut.choices[0].text
 
 
