@@ -14,7 +14,8 @@ from pathlib import Path
 from blinkc.errors import BlinkError
 from blinkc.resources import include_folder
 
-_BASE_FLAGS = ("-std=c++20", "-O3", "-fPIC", "-pthread", "-Wall", "-Wextra")
+# Loops with a float comparison vectorize only where nobody looks at the exception flags.
+_BASE_FLAGS = ("-std=c++20", "-O3", "-fno-trapping-math", "-fPIC", "-pthread", "-Wall", "-Wextra")
 _TIMEOUT_S = 900
 
 

@@ -106,50 +106,72 @@ inline void append_token(const AttentionArgs& a, uint32_t token) {
   }
 }
 
-// Scores of keys [begin, end) of one page against q; writes eight at a time, the excess is
-// overwritten later.
+// Scores of `count` keys of one page against q; writes eight at a time, the excess is overwritten
+// later.
 inline void score_page(const float* q, const float* keys, uint32_t head_dim, uint32_t count,
                        float* scores) {
+  const uint32_t whole = head_dim / 8 * 8;
   for (uint32_t first = 0; first < count; first += 8) {
     const uint32_t group = std::min(8u, count - first);
+    const float* line = keys + first * size_t{head_dim};
     Vector8 acc[8];
     for (Vector8& v : acc) v = splat(0.0f);
-    if (group == 8 && head_dim % 8 == 0) {
-      for (uint32_t i = 0; i < head_dim; i += 8) {
+    if (group == 8) {
+      for (uint32_t i = 0; i < whole; i += 8) {
         const Vector8 x = load8(q + i);
 #pragma GCC unroll 8
         for (uint32_t j = 0; j < 8; ++j) {
-          acc[j] = fma8(x, load8(keys + (first + j) * size_t{head_dim} + i), acc[j]);
+          acc[j] = fma8(x, load8(line + j * size_t{head_dim} + i), acc[j]);
         }
       }
     } else {
-      for (uint32_t i = 0; i < head_dim; i += 8) {
-        const uint32_t part = std::min(8u, head_dim - i);
-        const Vector8 x = load_part(q + i, part);
-        for (uint32_t j = 0; j < group; ++j) {
-          acc[j] = fma8(x, load_part(keys + (first + j) * size_t{head_dim} + i, part), acc[j]);
+      for (uint32_t j = 0; j < group; ++j) {
+        for (uint32_t i = 0; i < whole; i += 8) {
+          acc[j] = fma8(load8(q + i), load8(line + j * size_t{head_dim} + i), acc[j]);
         }
+      }
+    }
+    if (whole < head_dim) {
+      const Vector8 x = load_part(q + whole, head_dim - whole);
+      for (uint32_t j = 0; j < group; ++j) {
+        const float* rest = line + j * size_t{head_dim} + whole;
+        acc[j] = fma8(x, load_part(rest, head_dim - whole), acc[j]);
       }
     }
     store8(scores + first, sum_lanes(acc));
   }
 }
 
-// Turns scores into unnormalized probabilities; returns 1 / their sum. The sum runs in eight lanes.
+// Turns scores into unnormalized probabilities; returns 1 / their sum. Maximum and sum run in eight
+// lanes; `scores` has room for a multiple of eight.
 inline float softmax_scores(const AttentionArgs& a, uint32_t head, float* scores, uint32_t count) {
-  for (uint32_t i = 0; i < count; ++i) {
-    float s = scores[i] * a.scale;
-    if (a.softcap > 0.0f) s = a.softcap * tanh_f32(s / a.softcap);
-    scores[i] = s;
+  const uint32_t padded = (count + 7) / 8 * 8;
+  for (uint32_t i = 0; i < count; ++i) scores[i] *= a.scale;
+  for (uint32_t i = count; i < padded; ++i) scores[i] = -INFINITY;
+  if (a.softcap > 0.0f) {
+    for (uint32_t i = 0; i < count; ++i) scores[i] = a.softcap * tanh_f32(scores[i] / a.softcap);
   }
-  float top = a.sinks ? a.sinks[head] : scores[0];
-  for (uint32_t i = 0; i < count; ++i) top = max_f32(top, scores[i]);
-  for (uint32_t i = 0; i < count; ++i) scores[i] = exp_f32(scores[i] - top);
-  float lanes[8] = {};
-  for (uint32_t i = 0; i < count; ++i) lanes[i % 8] += scores[i];
+  Vector8 tops = splat(a.sinks ? a.sinks[head] : -INFINITY);
+  for (uint32_t i = 0; i < padded; i += 8) {
+    const Vector8 s = load8(scores + i);
+    tops = tops < s ? s : tops;
+  }
+  float top = tops[0];
+  for (uint32_t lane = 1; lane < 8; ++lane) top = max_f32(top, tops[lane]);
+  for (uint32_t i = 0; i < padded; ++i) scores[i] = exp_f32(scores[i] - top);
+  Vector8 sums = splat(0.0f);
+  for (uint32_t i = 0; i < padded; i += 8) sums += load8(scores + i);
   float sum = a.sinks ? exp_f32(a.sinks[head] - top) : 0.0f;
-  for (float lane : lanes) sum += lane;
+  for (uint32_t lane = 0; lane < 8; ++lane) sum += sums[lane];
   return 1.0f / sum;
+}
+
+// Fetches what a head of one page will read: keys and values lie far from what came before.
+inline void prefetch_page(const AttentionArgs& a, const int32_t* pages, uint32_t position,
+                          uint32_t part, uint32_t kv_head) {
+  const float* line = page_of(a, pages, position, part, kv_head);
+  const uint32_t size = a.page_size * a.head_dim;
+  for (uint32_t i = 0; i < size; i += 16) __builtin_prefetch(line + i, 0, 3);
 }
 
 // 64 columns of the weighted sum of values over all keys, oldest first.
@@ -191,13 +213,19 @@ inline void attend(const AttentionArgs& a, uint32_t token, uint32_t head, float*
     return;
   }
   const int32_t* pages = pages_of(a, token);
-  const uint32_t kv_head = head / (a.num_q_heads / a.num_kv_heads);
+  const uint32_t group = a.num_q_heads / a.num_kv_heads;
+  const uint32_t kv_head = head / group;
+  const bool first_of_group = head % group == 0;
   const uint32_t last = static_cast<uint32_t>(a.positions[token]);
   const uint32_t first = a.window && last + 1 > a.window ? last + 1 - a.window : 0;
   for (uint32_t position = first; position <= last;) {
     const uint32_t slot = position % a.page_size;
     const uint32_t count = std::min(a.page_size - slot, last + 1 - position);
     const float* keys = page_of(a, pages, position, 0, kv_head) + size_t{slot} * a.head_dim;
+    if (first_of_group) {  // the other heads of the group find them in the cache
+      if (position + count <= last) prefetch_page(a, pages, position + count, 0, kv_head);
+      prefetch_page(a, pages, position, 1, kv_head);
+    }
     score_page(a.q + line, keys, a.head_dim, count, scores + (position - first));
     position += count;
   }

@@ -20,7 +20,8 @@ class SumLanes {
     for (; i + kLanes <= count; i += kLanes) {
       for (int32_t lane = 0; lane < kLanes; ++lane) lanes_[lane] += element(i + lane);
     }
-    for (int32_t lane = 0; i < count; ++i, ++lane) lanes_[lane] += element(i);
+    const int32_t rest = count - i;
+    for (int32_t lane = 0; lane < kLanes && lane < rest; ++lane) lanes_[lane] += element(i + lane);
   }
 
   float result() {
