@@ -15,7 +15,7 @@ demo: $(BUNDLE)/manifest.json
 	$(BIN)/python examples/01_smollm2/ask.py $(BUNDLE) "What is the capital of France?"
 
 test: $(VENV)/.dev $(BUNDLE)/manifest.json
-	$(BIN)/python -m pytest -m "not gpu and not trt and not slow" $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m "not gpu and not trt and not slow" -n 2 --dist loadfile $(PYTEST_ARGS)
 
 test-slow: $(VENV)/.dev $(BUNDLE)/manifest.json
 	$(BIN)/python -m pytest -m "slow and not gpu" $(PYTEST_ARGS)
