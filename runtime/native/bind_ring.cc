@@ -16,6 +16,8 @@ using nb::literals::operator""_a;
 
 RingHandle RingHandle::create(const std::string& name, const RingSizes& sizes) {
   check_ring_sizes(sizes);
+  // Of the same family: "/blink-123" clears what is left of "/blink-122".
+  SharedMemory::remove_stale(name.substr(0, name.rfind('-') + 1));
   SharedMemory memory = SharedMemory::create(name, ring_layout_from_sizes(sizes).ring_bytes);
   const auto bytes = memory.bytes();
   create_ring(bytes, sizes);
@@ -176,7 +178,9 @@ void bind_ring(nb::module_& module) {
       });
   nb::class_<RingHandle>(module, "Ring", "A ring in memory of this process.")
       .def_static("create", &RingHandle::create, "name"_a, "sizes"_a,
-                  "Makes a ring in new POSIX shared memory; the name goes with this object.")
+                  "Makes a ring in new POSIX shared memory; the name goes with this object. "
+                  "Removes rings that\n"
+                  "dead processes left behind under names equal up to the last '-'.")
       .def_static("create_at", &RingHandle::create_at, "address"_a, "num_bytes"_a, "sizes"_a,
                   "Makes a ring in zeroed memory that the caller owns and keeps.")
       .def_static("open", &RingHandle::open, "name"_a, "Opens a ring in shared memory.")

@@ -1,12 +1,15 @@
 #include "transport/shared_memory.h"
 
+#include <dirent.h>
 #include <fcntl.h>
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <cstring>
+#include <memory>
 #include <utility>
 
 #include "transport/ring_layout.h"
@@ -23,6 +26,7 @@ class Fd {
     if (fd_ >= 0) ::close(fd_);
   }
   int get() const { return fd_; }
+  int release() { return std::exchange(fd_, -1); }
 
  private:
   int fd_;
@@ -41,7 +45,7 @@ std::byte* map(const Fd& fd, uint64_t num_bytes, const std::string& name) {
 }  // namespace
 
 SharedMemory SharedMemory::create(const std::string& name, uint64_t num_bytes) {
-  const Fd fd(::shm_open(name.c_str(), O_CREAT | O_EXCL | O_RDWR | O_CLOEXEC, 0600));
+  Fd fd(::shm_open(name.c_str(), O_CREAT | O_EXCL | O_RDWR | O_CLOEXEC, 0600));
   if (fd.get() < 0) fail("cannot create", name);
   try {
     // posix_fallocate, not ftruncate: a full /dev/shm is an error here, not a SIGBUS in traffic.
@@ -49,7 +53,9 @@ SharedMemory SharedMemory::create(const std::string& name, uint64_t num_bytes) {
       errno = code;
       fail("cannot reserve " + std::to_string(num_bytes) + " bytes", name);
     }
-    return SharedMemory(name, map(fd, num_bytes, name), num_bytes, true);
+    if (::flock(fd.get(), LOCK_EX | LOCK_NB) != 0) fail("cannot lock", name);
+    std::byte* data = map(fd, num_bytes, name);
+    return SharedMemory(name, data, num_bytes, fd.release());
   } catch (...) {
     ::shm_unlink(name.c_str());
     throw;
@@ -66,18 +72,38 @@ SharedMemory SharedMemory::open(const std::string& name) {
     throw RingError("shared memory " + name + ": " + std::to_string(num_bytes) +
                     " bytes are too few for a ring");
   }
-  return SharedMemory(name, map(fd, num_bytes, name), num_bytes, false);
+  return SharedMemory(name, map(fd, num_bytes, name), num_bytes, -1);
+}
+
+int SharedMemory::remove_stale(const std::string& prefix) {
+  const std::unique_ptr<DIR, int (*)(DIR*)> folder(::opendir("/dev/shm"), ::closedir);
+  int count = 0;
+  while (const dirent* entry = folder ? ::readdir(folder.get()) : nullptr) {
+    const std::string name = "/" + std::string(entry->d_name);
+    if (!name.starts_with(prefix)) continue;
+    const Fd fd(::shm_open(name.c_str(), O_RDWR | O_CLOEXEC, 0));
+    if (fd.get() < 0) continue;
+    // A ring that is being made has no magic yet; one that lives is locked.
+    uint64_t magic = 0;
+    const bool is_ring =
+        ::pread(fd.get(), &magic, sizeof(magic), 0) == sizeof(magic) && magic == BLINK_MAGIC;
+    if (!is_ring || ::flock(fd.get(), LOCK_EX | LOCK_NB) != 0) continue;
+    if (::shm_unlink(name.c_str()) == 0) ++count;
+  }
+  return count;
 }
 
 SharedMemory::SharedMemory(SharedMemory&& other) noexcept
     : name_(std::move(other.name_)),
       data_(std::exchange(other.data_, nullptr)),
       num_bytes_(std::exchange(other.num_bytes_, 0)),
-      owns_name_(std::exchange(other.owns_name_, false)) {}
+      lock_fd_(std::exchange(other.lock_fd_, -1)) {}
 
 SharedMemory::~SharedMemory() {
   if (data_ != nullptr) ::munmap(data_, num_bytes_);
-  if (owns_name_) ::shm_unlink(name_.c_str());
+  if (lock_fd_ < 0) return;
+  ::shm_unlink(name_.c_str());
+  ::close(lock_fd_);
 }
 
 }  // namespace blink

@@ -12,8 +12,11 @@ namespace blink {
 class SharedMemory {
  public:
   // Makes a new region; fails if the name is taken. The maker unlinks the name when it is
-  // destroyed.
+  // destroyed, and holds a file lock until then, so that others can tell whether it lives.
   static SharedMemory create(const std::string& name, uint64_t num_bytes);
+  // Unlinks rings whose name begins with `prefix` and whose maker died without unlinking them: each
+  // may hold hundreds of megabytes. Returns how many.
+  static int remove_stale(const std::string& prefix);
   // Opens an existing one.
   static SharedMemory open(const std::string& name);
 
@@ -25,13 +28,13 @@ class SharedMemory {
   const std::string& name() const { return name_; }
 
  private:
-  SharedMemory(std::string name, std::byte* data, uint64_t num_bytes, bool owns_name)
-      : name_(std::move(name)), data_(data), num_bytes_(num_bytes), owns_name_(owns_name) {}
+  SharedMemory(std::string name, std::byte* data, uint64_t num_bytes, int lock_fd)
+      : name_(std::move(name)), data_(data), num_bytes_(num_bytes), lock_fd_(lock_fd) {}
 
   std::string name_;
   std::byte* data_;
   uint64_t num_bytes_;
-  bool owns_name_;
+  int lock_fd_;  // the maker's; -1: another's region
 };
 
 }  // namespace blink

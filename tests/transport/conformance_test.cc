@@ -7,6 +7,7 @@
 #include <thread>
 #include <vector>
 
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "check.h"
@@ -156,7 +157,8 @@ TEST(payload_is_visible_with_its_word) {
           if (id != static_cast<uint32_t>(seen)) is_torn = true;
         }
         // Back: a record, then the status word.
-        std::memcpy(view.output_record(3, 0), &seen, 8);
+        std::atomic_ref<uint64_t>(*reinterpret_cast<uint64_t*>(view.output_record(3, 0)))
+            .store(seen, std::memory_order_relaxed);
         std::atomic_ref<uint64_t>(view.status(3)->word).store(seen, std::memory_order_release);
       }
     });
@@ -209,6 +211,31 @@ TEST(peers_that_are_no_ring_are_refused) {
   CHECK_THROWS(connect_mapped(memory.get(), num_bytes - 4096), RingError);
   CHECK_THROWS(connect_mapped(memory.get(), 100), RingError);
   CHECK_THROWS(connect_shm("/blink-no-such-ring"), RingError);
+}
+
+// The bug: a killed process leaves its ring in memory for ever.
+TEST(rings_of_dead_processes_are_removed) {
+  const RingSizes sizes = small_sizes();
+  const size_t num_bytes = ring_layout_from_sizes(sizes).ring_bytes;
+  const std::string prefix = "/blink-stale-" + std::to_string(::getpid()) + "-";
+  const pid_t child = ::fork();
+  if (child == 0) {
+    SharedMemory memory = SharedMemory::create(prefix + "dead", num_bytes);
+    create_ring(memory.bytes(), sizes);
+    ::_exit(0);  // no destructor, as when killed
+  }
+  int status = 0;
+  CHECK(::waitpid(child, &status, 0) == child);
+  SharedMemory living = SharedMemory::create(prefix + "living", num_bytes);
+  create_ring(living.bytes(), sizes);
+  SharedMemory other = SharedMemory::create(prefix + "no-ring", 4096);
+  CHECK_EQUAL(SharedMemory::open(prefix + "dead").bytes().size(), num_bytes);
+  CHECK_EQUAL(SharedMemory::remove_stale(prefix), 1);
+  CHECK_EQUAL(SharedMemory::remove_stale(prefix), 0);
+  CHECK_THROWS(SharedMemory::open(prefix + "dead"), RingError);
+  CHECK_EQUAL(SharedMemory::open(prefix + "living").bytes().size(), num_bytes);
+  CHECK_THROWS(SharedMemory::create(prefix + "living", num_bytes), RingError);
+  CHECK_EQUAL(SharedMemory::open(prefix + "living").bytes().size(), num_bytes);
 }
 
 TEST(tables_of_a_ring_do_not_overlap) {
