@@ -12,7 +12,7 @@ from blinkc.capture.arena import ArenaRequest, plan_arena
 from blinkc.codegen.environment import render_template
 from blinkc.engine.lower_segment import lower_segment
 from blinkc.engine.print_c import print_number
-from blinkc.engine.program import Constant, GemmKernel, Program, Value
+from blinkc.engine.program import Constant, GemmKernel, Program, Value, Weight
 from blinkc.engine.render_row_kernel import C_TYPES, render_row_kernel
 from blinkc.errors import BlinkError, InternalError
 from blinkc.surgery.segments import CutOpCall, SegmentCall, SegmentedModel
@@ -310,7 +310,7 @@ def _storage(value: Value, where: str) -> str:
 def member_names(program: Program) -> dict[str, str]:
     """Give every buffer a C++ name: x inputs, y outputs, v between, w weights, k... tables."""
     names: dict[str, str] = {}
-    groups = {
+    groups: dict[str, tuple[Value | Weight, ...]] = {
         "x": program.inputs,
         "y": program.outputs,
         "v": program.intermediates,

@@ -1,4 +1,4 @@
-"""What every front end of the compiler delivers: one decoder graph with `blink::` cut ops, and its weights."""
+"""What every front end delivers: one decoder graph with `blink::` cut ops, and its weights."""
 
 from __future__ import annotations
 
@@ -56,7 +56,8 @@ class WeightPart:
     """A tensor in a file (or made at random), as it lies there.
 
     `source` is "safetensors", "onnx", "inline" or "random". `shape` is the shape in the file;
-    `transpose` swaps its two axes on reading. `rows` picks a range of the first axis, after the transpose.
+    `transpose` swaps its two axes on reading. `rows` picks a range of the first axis, after the
+    transpose.
     """
 
     source: str
@@ -84,9 +85,10 @@ class WeightRef:
 class DecoderGraph:
     """The whole decoder as one ONNX graph without weights.
 
-    Graph inputs: `input_ids` int64 `[T]`, `positions` int64 `[T]`, `rows` int64 `[R]` (tokens whose logits
-    are wanted), then one input for each entry of `weights`, same name, static shape. Output: `logits`
-    `[R, vocab_size]`. Nodes of domain `blink` are the cut ops; everything else is standard ONNX.
+    Graph inputs: `input_ids` int64 `[T]`, `positions` int64 `[T]`, `rows` int64 `[R]` (tokens whose
+    logits are wanted), then one input for each entry of `weights`, same name, static shape. Output:
+    `logits` `[R, vocab_size]`. Nodes of domain `blink` are the cut ops; everything else is standard
+    ONNX.
     """
 
     spec: ModelSpec

@@ -147,4 +147,5 @@ def _make_random(part: WeightPart) -> np.ndarray:
     values = generator.standard_normal(part.shape, dtype=np.float32) * np.float32(_RANDOM_STD)
     if len(part.shape) == 1:
         values += np.float32(1.0)
-    return values.astype(NUMPY_DTYPES[part.dtype])
+    result: np.ndarray = values.astype(NUMPY_DTYPES[part.dtype])
+    return result

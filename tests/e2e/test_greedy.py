@@ -109,8 +109,8 @@ def test_in_a_full_batch(roomy, expected, tokenizer) -> None:  # type: ignore[no
 def test_out_of_pages_and_in_chunks(tight, expected, tokenizer) -> None:  # type: ignore[no-untyped-def]
     """Guards resuming: a paused request prefills prompt and output again and repeats nothing."""
     check_together(tight, expected, tokenizer)
-    assert tight.metric("blink_requests_paused_total") > 0
-    assert tight.metric("blink_requests_resumed_total") > 0
+    assert tight.metric("blink_scheduler_paused_total") > 0
+    assert tight.metric("blink_scheduler_resumed_total") > 0
 
 
 def test_neighbours_that_abort(tight, expected, tokenizer) -> None:  # type: ignore[no-untyped-def]
@@ -137,7 +137,7 @@ def test_neighbours_that_abort(tight, expected, tokenizer) -> None:  # type: ign
         finally:
             stop.set()
         assert aborted.result(60) > 0
-    assert tight.metric("blink_requests_aborted_total") > 0
+    assert tight.metric('blink_requests_total{finish_reason="abort"}') > 0
 
 
 def check_together(
