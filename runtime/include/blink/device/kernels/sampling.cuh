@@ -225,8 +225,8 @@ __device__ __forceinline__ int draw_token(const RowReader<T>& reader,
   }
   if (params.top_p < 1.0f) {
     const float wanted = params.top_p * total;
-    const uint32_t key = search_key(
-        reader, weight, [&](float mass, uint32_t) { return mass >= wanted; }, shared);
+    const uint32_t key =
+        search_key(reader, weight, [&](float mass, uint32_t) { return mass >= wanted; }, shared);
     if (key >= last_key) {
       constexpr uint32_t kStep = 1u << (32 - KeyBits<T>::kCount - (KeyBits<T>::kCount & 1));
       const uint32_t pivot[3] = {key, key + kStep < key ? 0xffffffffu : key + kStep, 0xffffffffu};
