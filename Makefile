@@ -9,7 +9,7 @@ MODEL := $(DEMO)/SmolLM2-135M-Instruct
 BUNDLE := $(DEMO)/bundle
 SYSTEM_PACKAGES := g++ cmake ninja-build ccache libboost1.81-dev libssl-dev libibverbs-dev
 
-.PHONY: demo test test-slow lint bench bench-cpu bench-gpu system-packages native wheel clean
+.PHONY: demo test test-slow lint bench bench-cpu system-packages native wheel clean
 
 demo: $(BUNDLE)/manifest.json
 	$(BIN)/python examples/01_smollm2/ask.py $(BUNDLE) "What is the capital of France?"
@@ -30,9 +30,6 @@ bench: bench-cpu
 
 bench-cpu: $(BUNDLE)/manifest.json
 	$(BIN)/python benchmarks/bench_cpu.py $(MODEL) $(BUNDLE)
-
-bench-gpu:
-	$(PYTHON) benchmarks/bench_gpu.py
 
 system-packages:
 	@.ci/system-packages $(SYSTEM_PACKAGES)
