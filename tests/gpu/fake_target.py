@@ -10,16 +10,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from blink_runtime.cuda_driver import (
-    Capture,
-    DeviceBuffer,
-    GraphExec,
-    Launch,
-    MappedBuffer,
-    Module,
-    Stream,
-    launch,
-)
+from blink_runtime.cuda_driver import DeviceBuffer, MappedBuffer, Module, Stream
+from blink_runtime.cuda_graphs import Capture, GraphExec, Launch, launch
 from blink_runtime.host_placement import HostPlacement
 from blink_runtime.ring_memory import RingMemory
 from blink_runtime.step_buffers import StepBuffers
