@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 DEMO := .demo
 MODEL := $(DEMO)/SmolLM2-135M-Instruct
 BUNDLE := $(DEMO)/bundle
-SYSTEM_PACKAGES := g++ cmake ninja-build ccache libboost1.81-dev libssl-dev libibverbs-dev
+SYSTEM_PACKAGES := g++ cmake ninja-build ccache libboost1.81-dev|libboost1.83-dev
 
 .PHONY: demo test test-slow lint bench bench-cpu system-packages native wheel clean
 
@@ -32,17 +32,18 @@ bench-cpu: $(BUNDLE)/manifest.json
 	$(BIN)/python benchmarks/bench_cpu.py $(MODEL) $(BUNDLE)
 
 system-packages:
-	@.ci/system-packages $(SYSTEM_PACKAGES)
+	@.ci/system-packages $(foreach package,$(SYSTEM_PACKAGES),'$(package)')
 
 $(VENV)/.installed: pyproject.toml | system-packages
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install -q $(TORCH)
 	$(BIN)/pip install -q "scikit-build-core>=0.10" "nanobind>=2.4"
-	$(BIN)/pip install -q --no-build-isolation -e ".[compile,cuda]"
+	@echo "compiling the native module: about three minutes on two cores"
+	$(BIN)/pip install -q --no-build-isolation -e ".[compile,cuda,demo]"
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.installed
-	$(BIN)/pip install -q "cffi>=1.16" "httpx>=0.27" "hypothesis>=6" "mypy>=1.15" "openai>=1.50" "pytest>=8" \
+	$(BIN)/pip install -q "cffi>=1.16" "httpx>=0.27" "hypothesis>=6" "mypy>=1.15" "pytest>=8" \
 	  "pytest-timeout>=2" "pytest-xdist>=3" "ruff>=0.9" "clang-format==18.1.8"
 	@touch $@
 
