@@ -54,14 +54,14 @@ constexpr uint32_t kStripColumns = 8;
 constexpr size_t kAlignment = 64;  // bytes
 
 struct AlignedDelete {
-  void operator()(void* p) const { ::operator delete (p, std::align_val_t{kAlignment}); }
+  void operator()(void* p) const { ::operator delete(p, std::align_val_t{kAlignment}); }
 };
 
 using AlignedBytes = std::unique_ptr<std::byte[], AlignedDelete>;
 
 inline AlignedBytes allocate_bytes(size_t bytes) {
   return AlignedBytes(static_cast<std::byte*>(
-      ::operator new (std::max(bytes, kAlignment), std::align_val_t{kAlignment})));
+      ::operator new(std::max(bytes, kAlignment), std::align_val_t{kAlignment})));
 }
 
 // Strip s holds columns [8 s, 8 s + 8), zeros past the last. fp32: [k][8]. bfloat16: [ceil(k /
