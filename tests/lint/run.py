@@ -1,6 +1,6 @@
 """Check the rules that no linter knows; print each breach as `file:line: rule` and exit 1 on any.
 
-Rules: files of code stay under 500 lines; C++ and CUDA keep to clang-format; no folder or file is
+Rules: files of code stay under 450 lines; C++ and CUDA keep to clang-format; no folder or file is
 named utils, helpers, manager, misc or v2; no path of one machine stands in a tracked file.
 """
 
@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-MAX_LINES = 500
+MAX_LINES = 450
 CODE = {".py", ".h", ".hpp", ".cc", ".cuh", ".cu", ".jinja"}
 NATIVE = {".h", ".hpp", ".cc", ".cuh", ".cu"}
 GENERATED = ("unicode_tables", "golden/", "templates/")

@@ -37,19 +37,6 @@ struct DecodeAttention {
   float softcap;  // 0: off
 };
 
-__device__ __forceinline__ uint4 load_global16(const void* p) {
-  uint4 r;
-  asm volatile("ld.global.v4.u32 {%0,%1,%2,%3}, [%4];"
-               : "=r"(r.x), "=r"(r.y), "=r"(r.z), "=r"(r.w)
-               : "l"(p)
-               : "memory");
-  return r;
-}
-__device__ __forceinline__ uint2 load_global8(const void* p) {
-  uint2 r;
-  asm volatile("ld.global.v2.u32 {%0,%1}, [%2];" : "=r"(r.x), "=r"(r.y) : "l"(p) : "memory");
-  return r;
-}
 /* Asynchronous copies of `kBytes`; with `keep` false nothing is read and zeros are written. */
 template <int kBytes>
 __device__ __forceinline__ void copy_piece(uint32_t shared, const void* global, bool keep) {

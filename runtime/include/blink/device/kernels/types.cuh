@@ -188,6 +188,21 @@ __device__ __forceinline__ float warp_sum(float x) {
   return x;
 }
 
+// Loads that stay where they are written, of 16 and 8 bytes.
+__device__ __forceinline__ uint4 load_global16(const void* p) {
+  uint4 r;
+  asm volatile("ld.global.v4.u32 {%0,%1,%2,%3}, [%4];"
+               : "=r"(r.x), "=r"(r.y), "=r"(r.z), "=r"(r.w)
+               : "l"(p)
+               : "memory");
+  return r;
+}
+__device__ __forceinline__ uint2 load_global8(const void* p) {
+  uint2 r;
+  asm volatile("ld.global.v2.u32 {%0,%1}, [%2];" : "=r"(r.x), "=r"(r.y) : "l"(p) : "memory");
+  return r;
+}
+
 }  // namespace blink::kernels
 
 #endif  // BLINK_DEVICE_KERNELS_TYPES_CUH
