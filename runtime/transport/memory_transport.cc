@@ -76,7 +76,10 @@ class MemoryTransport final : public Transport {
     return closed_.load(std::memory_order_relaxed) ? Status::closed : Status::ok;
   }
 
-  TransportInfo info() const override { return {kind_, peer_, ring_bytes_}; }
+  TransportInfo info() const override {
+    return {
+        kind_, peer_, ring_bytes_, reinterpret_cast<blink_ring_header*>(ring_)->incarnation, {}};
+  }
 
   // The mapping stays until destruction: another thread may be inside a copy.
   void close() override { closed_.store(true, std::memory_order_relaxed); }

@@ -2,6 +2,7 @@
 
 #include <bit>
 #include <limits>
+#include <random>
 
 namespace blink {
 namespace {
@@ -45,12 +46,15 @@ void check_ring_sizes(const RingSizes& sizes) {
   }
 }
 
-void create_ring(std::span<std::byte> memory, const RingSizes& sizes) {
+void create_ring(std::span<std::byte> memory, const RingSizes& sizes, uint64_t bundle_id) {
   check_ring_sizes(sizes);
   const RingLayout layout = ring_layout_from_sizes(sizes);
   require_range("memory", memory.size(), layout.ring_bytes, std::numeric_limits<uint64_t>::max());
   auto& header = *reinterpret_cast<blink_ring_header*>(memory.data());
   fill_ring_header(header, sizes);
+  header.bundle_id = bundle_id;
+  std::random_device random;
+  header.incarnation = (static_cast<uint64_t>(random()) << 32 | random()) | 1;  // never 0
   // Release: the sizes are visible to whoever sees the magic. Pairs with the acquire of an attach.
   std::atomic_ref<uint64_t>(header.magic).store(BLINK_MAGIC, std::memory_order_release);
 }

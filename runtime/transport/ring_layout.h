@@ -24,8 +24,9 @@ void check_ring_sizes(const RingSizes& sizes);
 
 // Zeroes nothing: `memory` must be fresh zeroed memory of at least
 // ring_layout_from_sizes(sizes).ring_bytes, aligned to a page. Stores the magic last (release;
-// pairs with the acquire in check_ring_header).
-void create_ring(std::span<std::byte> memory, const RingSizes& sizes);
+// pairs with the acquire in check_ring_header). `bundle_id` says whose tokens these are, 0:
+// unknown; the incarnation is drawn anew.
+void create_ring(std::span<std::byte> memory, const RingSizes& sizes, uint64_t bundle_id = 0);
 
 // Checks magic, version, sizes and offsets of a header read from a peer. Trusts nothing in it.
 void check_ring_header(const blink_ring_header& header, uint64_t available_bytes);

@@ -12,25 +12,11 @@
 #include <memory>
 #include <utility>
 
+#include "transport/fd.h"
 #include "transport/ring_layout.h"
 
 namespace blink {
 namespace {
-
-class Fd {
- public:
-  explicit Fd(int fd) : fd_(fd) {}
-  Fd(const Fd&) = delete;
-  Fd& operator=(const Fd&) = delete;
-  ~Fd() {
-    if (fd_ >= 0) ::close(fd_);
-  }
-  int get() const { return fd_; }
-  int release() { return std::exchange(fd_, -1); }
-
- private:
-  int fd_;
-};
 
 [[noreturn]] void fail(const std::string& what, const std::string& name) {
   throw RingError("shared memory " + name + ": " + what + ": " + std::strerror(errno));

@@ -50,9 +50,11 @@ struct ReadRequest {
 };
 
 struct TransportInfo {
-  const char* kind;     // "shm", "mapped"
-  std::string peer;     // its name, for messages
-  uint64_t ring_bytes;  // size of the ring
+  const char* kind;      // "shm", "mapped", "verbs"
+  std::string peer;      // its name, for messages
+  uint64_t ring_bytes;   // size of the ring
+  uint64_t incarnation;  // of the ring: another one after its owner restarted
+  std::string problem;   // why it is lost; empty while it is not
 };
 
 // Thread-safety: reads may run on several threads at once, so may writes; the order between writes

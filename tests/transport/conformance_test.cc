@@ -13,6 +13,7 @@
 #include "check.h"
 #include "transport/shared_memory.h"
 #include "transport/transport.h"
+#include "transport/verbs.h"
 
 namespace blink {
 namespace {
@@ -57,9 +58,39 @@ void with_mapped(const std::function<void(Link&)>& test) {
   test(link);
 }
 
+// Both ends in this process, each with its own queue pair; the bytes go through the card's driver.
+void with_verbs(const std::function<void(Link&)>& test) {
+  const RingSizes sizes = small_sizes();
+  const size_t num_bytes = ring_layout_from_sizes(sizes).ring_bytes;
+  std::unique_ptr<std::byte, void (*)(void*)> memory(
+      static_cast<std::byte*>(std::aligned_alloc(4096, num_bytes)), std::free);
+  std::memset(memory.get(), 0, num_bytes);
+  create_ring({memory.get(), num_bytes}, sizes);
+  VerbsRingMemory ring{.address = memory.get(), .num_bytes = num_bytes};
+  std::memcpy(&ring.header, memory.get(), sizeof(ring.header));
+  const auto owner = serve_verbs(ring, {.host = "127.0.0.1"});
+  VerbsConnectConfig config{.host = "127.0.0.1", .port = owner->port()};
+  config.transfer_timeout = std::chrono::seconds(10);
+  Link link{"verbs", memory.get(), connect_verbs(config)};
+  test(link);
+}
+
+// Real verbs where there is a device; where BLINK_NEEDS_VERBS is set there must be one.
+bool runs_verbs() {
+  static const bool runs = [] {
+    std::string why;
+    const bool has_device = has_verbs_device(why);
+    std::printf("verbs: %s%s\n", has_device ? "" : "not run: ", why.c_str());
+    CHECK(has_device || std::getenv("BLINK_NEEDS_VERBS") == nullptr);
+    return has_device;
+  }();
+  return runs;
+}
+
 void on_each(const std::function<void(Link&)>& test) {
   with_shm(test);
   with_mapped(test);
+  if (runs_verbs()) with_verbs(test);
 }
 
 TEST(info_names_the_ring) {
@@ -140,10 +171,10 @@ TEST(payload_is_visible_with_its_word) {
   on_each([](Link& link) {
     const RingLayout layout = ring_layout_from_sizes(small_sizes());
     const RingView view(link.ring);
-    constexpr uint64_t kRounds = 20'000;
+    const uint64_t num_rounds = link.name == "verbs" ? 300 : 20'000;  // a round trip each
     std::atomic<bool> is_torn{false};
     std::thread owner([&] {
-      for (uint64_t seen = 0; seen < kRounds;) {
+      for (uint64_t seen = 0; seen < num_rounds;) {
         const uint64_t word =
             std::atomic_ref<uint64_t>(view.command(3)->word).load(std::memory_order_acquire);
         if (word == seen) {
@@ -162,7 +193,7 @@ TEST(payload_is_visible_with_its_word) {
         std::atomic_ref<uint64_t>(view.status(3)->word).store(seen, std::memory_order_release);
       }
     });
-    for (uint64_t round = 1; round <= kRounds; ++round) {
+    for (uint64_t round = 1; round <= num_rounds; ++round) {
       const std::vector<uint32_t> prompt(64, static_cast<uint32_t>(round));
       const std::vector<WriteRequest> batch = {
           {layout.prompt_offset + 3 * 64 * 4, std::as_bytes(std::span(prompt))},

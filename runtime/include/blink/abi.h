@@ -110,7 +110,9 @@ typedef struct blink_ring_header {
   uint64_t trace_offset;   /* blink_trace_record[trace_capacity] */
   uint32_t trace_capacity; /* a power of two */
   uint32_t sampler_features; /* BLINK_SAMPLER_* bits this target's sampler honours */
-  uint64_t reserved_sizes[16];
+  uint64_t bundle_id;   /* first 8 bytes of the bundle's content hash; 0: unknown */
+  uint64_t incarnation; /* random for each ring that is made; 0: unknown */
+  uint64_t reserved_sizes[14];
   /* line 4: HOST */
   uint32_t stop; /* 1: finish and return. release. pairs: GPU acquire each step and idle poll */
   uint32_t reserved_stop[15];
@@ -140,6 +142,7 @@ typedef struct blink_ring_header {
 #define BLINK_SAMPLER_PENALTIES 8u
 #define BLINK_SAMPLER_LOGIT_BIAS 16u
 #define BLINK_SAMPLER_LOGPROBS 32u
+#define BLINK_SAMPLER_MIN_TOKENS 64u
 
 /* One cache line per front end; writer: that FE. */
 typedef struct blink_front_end {
@@ -189,7 +192,8 @@ typedef struct blink_slot_request {
   uint32_t stop_token_ids[16];
   uint32_t logit_bias_ids[32];
   float logit_bias_values[32];
-  uint32_t reserved[26];
+  uint32_t min_output_tokens; /* no stop token is sampled before this many; 0: off */
+  uint32_t reserved[25];
 } blink_slot_request; /* 512 bytes */
 
 typedef struct blink_output_record {
