@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from blinkc.bundle.source_weights import num_bytes
 from blinkc.errors import BlinkError
@@ -51,10 +51,7 @@ def cross_check(
         import transformers
     except ImportError:
         return ""
-    transformers.utils.logging.disable_progress_bar()
-    model = transformers.AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float32, local_files_only=True
-    ).eval()
+    model = _load(folder)
     ids = torch.tensor([[*prompt_token_ids, *output_token_ids]])
     with torch.inference_mode():
         logits = model(ids, use_cache=False).logits[0].float()
@@ -68,3 +65,39 @@ def cross_check(
                 hint="this is a bug of blinkc: report it with the model's config.json",
             )
     return f"transformers {transformers.__version__}"
+
+
+def reference_completion(
+    folder: Path, prompt_token_ids: Sequence[int], num_tokens: int
+) -> tuple[list[int], list[float], str]:
+    """Complete the prompt greedily with transformers in fp32.
+
+    Returns:
+        Tokens; for each, how far the second choice lies behind, in standard deviations of the
+        logits; and who made them. All empty when transformers is not installed.
+    """
+    try:
+        import torch
+        import transformers
+    except ImportError:
+        return [], [], ""
+    model = _load(folder)
+    ids, margins = list(prompt_token_ids), []
+    for _ in range(num_tokens):
+        with torch.inference_mode():
+            row = model(torch.tensor([ids]), use_cache=False).logits[0, -1].float()
+        best, second = (float(value) for value in row.topk(2).values)
+        margins.append((best - second) / float(row.std()))
+        ids.append(int(row.argmax()))
+    made_by = f"transformers {transformers.__version__}, fp32"
+    return ids[len(prompt_token_ids) :], margins, made_by
+
+
+def _load(folder: Path) -> Any:
+    import torch
+    import transformers
+
+    transformers.utils.logging.disable_progress_bar()
+    return transformers.AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, local_files_only=True
+    ).eval()

@@ -102,12 +102,16 @@ class WeightPart(_Strict):
 
 
 class WeightEntry(_Strict):
-    """A weight in the order in which the target takes them."""
+    """A weight in the order in which the target takes them.
+
+    It lies in files (`parts`), or the target draws it when it loads (`seed`, GPU targets alone).
+    """
 
     name: Name
     shape: Shape
     dtype: Dtype
-    parts: Annotated[tuple[WeightPart, ...], Field(min_length=1, max_length=4096)]
+    parts: Annotated[tuple[WeightPart, ...], Field(max_length=4096)] = ()
+    seed: Annotated[int, Field(ge=0, lt=1 << 64)] | None = None
 
     @property
     def num_bytes(self) -> int:
@@ -118,17 +122,35 @@ class WeightEntry(_Strict):
         return count * DTYPE_BYTES[self.dtype]
 
 
+class EngineEntry(_Strict):
+    """A segment's plan, how it was built, and which graph keys run it."""
+
+    segment: Name
+    engine: Literal["tensorrt", "tensorrt-rtx"]
+    version: Text  # of the TensorRT that built it
+    plan: BundlePath
+    model: BundlePath  # what `blinkc rebuild` builds it from
+    level: Annotated[int, Field(ge=0, le=9)]
+    seconds: Annotated[float, Field(ge=0, le=1e9)]
+    scratch_bytes: Bytes  # 0: not known before it is loaded
+    max_tokens: Annotated[tuple[Positive, ...], Field(min_length=1, max_length=16)]  # of profiles
+    choice: dict[str, Count] = Field(max_length=32)  # what runs, for how many graph keys
+    timings_us: dict[str, dict[str, float]] = Field(default_factory=dict, max_length=256)
+
+
 class Target(_Strict):
     """What the bundle runs on."""
 
-    name: Annotated[str, Field(pattern=r"^(cpu|sm_[0-9]{2,3}[a-z]?)$")]
+    name: Annotated[str, Field(pattern=r"^(cpu|sm_[0-9]{2,3}[a-z]?(,sm_[0-9]{2,3}[a-z]?){0,7})$")]
     machine: Literal["x86_64", "aarch64"]  # of the host code
     march: Annotated[str, Field(max_length=64)] = ""  # instructions the host code needs
-    architecture: Annotated[str, Field(max_length=16)] = ""  # of the device code, e.g. sm_90a
+    architecture: Annotated[str, Field(max_length=80)] = ""  # of the device code, e.g. sm_90a
     library: BundlePath | None = None  # cpu: the shared object with model and scheduler
     engine: Annotated[str, Field(max_length=64)]
     cubins: dict[str, BundlePath] = Field(default_factory=dict, max_length=64)
     builds: dict[str, Text] = Field(default_factory=dict, max_length=64)  # must match on loading
+    engines: Annotated[tuple[EngineEntry, ...], Field(max_length=4096)] = ()
+    requires: dict[str, Text] = Field(default_factory=dict, max_length=64)  # oldest that will do
 
 
 class Limits(_Strict):
@@ -183,6 +205,9 @@ class Golden(_Strict):
 
     prompt_token_ids: Annotated[tuple[TokenId, ...], Field(min_length=1, max_length=1024)]
     output_token_ids: Annotated[tuple[TokenId, ...], Field(max_length=1024)]  # empty: at first load
+    # For each output token: how far the reference's second choice lies behind, in standard
+    # deviations of its logits. Empty: the tokens must come out exactly.
+    margins: Annotated[tuple[float, ...], Field(max_length=1024)] = ()
     made_by: Text
     checked_against: Text = ""  # e.g. "transformers 5.24.0"; empty: nothing
 
@@ -224,6 +249,7 @@ class Manifest(_Strict):
         named = [
             self.target.library,
             *self.target.cubins.values(),
+            *(path for entry in self.target.engines for path in (entry.plan, entry.model)),
             self.plan.plan,
             self.tokenizer.compiled,
             self.tokenizer.tokenizer_json,
@@ -249,6 +275,10 @@ class Manifest(_Strict):
 
 def _check_weight(weight: WeightEntry, sizes: dict[str, int]) -> None:
     """Raise ValueError unless the parts lie inside their files and add up to the weight."""
+    if bool(weight.parts) == (weight.seed is not None):
+        raise ValueError(f"weight {weight.name}: it has neither parts nor a seed, or both")
+    if weight.seed is not None:
+        return
     total_rows = 0
     for part in weight.parts:
         size = sizes.get(part.file)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
+import re
 import shutil
 import stat
 import tarfile
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from pathlib import Path
 from types import TracebackType
 
@@ -82,18 +83,45 @@ class Bundle:
         Raises:
             BlinkError: a referenced file is missing or is not the one the bundle was made from.
         """
+        return BundleWeights(self.manifest, self.weight_spans(search=search))
+
+    def weight_spans(
+        self, *, search: Iterable[Path] = (), check_content: bool = True
+    ) -> dict[str, FileSpan]:
+        """Return where every file lies, by the name that weight parts use.
+
+        Args:
+            check_content: read referenced files whole and compare their hashes; else their sizes.
+
+        Raises:
+            BlinkError: a referenced file is missing or is not the one the bundle was made from.
+        """
         spans = dict(self._spans)
         for index, external in enumerate(self.manifest.external_files):
-            spans[f"external:{index}"] = find_external(external, self.path, search)
-        return BundleWeights(self.manifest, spans)
+            spans[f"external:{index}"] = find_external(
+                external, self.path, search, check_content=check_content
+            )
+        return spans
 
-    def check_hashes(self) -> None:
-        """Read every file and compare its SHA-256 with the manifest's.
+    @property
+    def weight_files(self) -> frozenset[str]:
+        """Return the bundle's own files that hold weights."""
+        return frozenset(
+            part.file
+            for weight in self.manifest.weights
+            for part in weight.parts
+            if part.file in self._spans
+        )
+
+    def check_hashes(self, files: Container[str] | None = None) -> None:
+        """Read every file, or those named, and compare its SHA-256 with the manifest's.
 
         Raises:
             BlinkError: a byte differs; the message names the file and both hashes.
         """
         for entry in self.manifest.files:
+            if files is not None and entry.path not in files:
+                continue
             found = hash_span(self._spans[entry.path])
             if found != entry.sha256:
                 raise BlinkError(
@@ -159,14 +187,23 @@ class Bundle:
             )
 
     def check_builds(self, found: dict[str, str]) -> None:
-        """Refuse when a build number that must match does not (driver, engine).
+        """Refuse when a build number that must match does not, or a version is too old.
 
         Args:
-            found: what this machine has, by the names of the manifest's `target.builds`.
+            found: what this machine has, by the names of the manifest's `target.builds` and
+                `target.requires`.
 
         Raises:
-            BlinkError: names both sides and the command that rebuilds.
+            BlinkError: names both sides and what to do.
         """
+        for name, oldest in self.manifest.target.requires.items():
+            here = found.get(name)
+            if here is None or _version(here) < _version(oldest):
+                raise BlinkError(
+                    f"{self.path} needs {name} {oldest} or later; "
+                    f"this machine has {here or 'none'}",
+                    hint=f"update it, or make the bundle again here: {self.manifest.rebuild}",
+                )
         for name, wanted in self.manifest.target.builds.items():
             if found.get(name) != wanted:
                 raise BlinkError(
@@ -292,7 +329,14 @@ def _open_archive(path: Path) -> Bundle:
     return Bundle(path, manifest, members)
 
 
-def find_external(external: ExternalFile, bundle: Path, search: Iterable[Path]) -> FileSpan:
+def _version(text: str) -> tuple[int, ...]:
+    """Return a version's numbers, for comparison: "13.0" becomes (13, 0)."""
+    return tuple(int(digits) for digits in re.findall(r"\d+", text))
+
+
+def find_external(
+    external: ExternalFile, bundle: Path, search: Iterable[Path], *, check_content: bool = True
+) -> FileSpan:
     """Find a referenced weight file: at its path, beside the bundle, or in the `search` folders.
 
     Raises:
@@ -307,7 +351,7 @@ def find_external(external: ExternalFile, bundle: Path, search: Iterable[Path]) 
         span = FileSpan(path=candidate, offset=0, num_bytes=external.bytes)
         if candidate.stat().st_size != external.bytes:
             problem = f"{candidate} has {candidate.stat().st_size} bytes, not {external.bytes}"
-        elif hash_span(span) != external.sha256:
+        elif check_content and hash_span(span) != external.sha256:
             problem = f"{candidate} has other content than when the bundle was made"
         else:
             return span

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import tarfile
@@ -15,10 +16,11 @@ from typing import TYPE_CHECKING, Any
 from blinkc import abi, stages
 from blinkc.artifacts import WeightFiles, load_segmented
 from blinkc.build_folder import RECORD_NAME, BuildFolder, hash_file, replace_folder
-from blinkc.bundle.cross_check import checkpoint_folder, cross_check
+from blinkc.bundle.cross_check import checkpoint_folder, cross_check, reference_completion
 from blinkc.bundle.golden import NUM_GOLDEN_TOKENS, golden_prompt, run_golden
 from blinkc.bundle.manifest import (
     MANIFEST_NAME,
+    EngineEntry,
     ExternalFile,
     FileEntry,
     Golden,
@@ -31,8 +33,15 @@ from blinkc.bundle.manifest import (
 )
 from blinkc.bundle.reader import open_bundle
 from blinkc.bundle.tokenizer_files import write_tokenizer
-from blinkc.bundle.write_weights import WEIGHTS_NAME, embed_weights, reference_weights
+from blinkc.bundle.write_weights import (
+    WEIGHTS_NAME,
+    drawn_entry,
+    embed_weights,
+    reference_weights,
+    split_random,
+)
 from blinkc.config import STAGES
+from blinkc.engine.segment_engines import ENGINE_FACTS
 from blinkc.errors import BlinkError
 from blinkc.progress import Progress
 from blinkc.provenance import all_tool_versions
@@ -41,6 +50,7 @@ if TYPE_CHECKING:
     from blinkc.capture.plan import CapturePlan
     from blinkc.surgery.segments import SegmentedModel
 
+MIN_CUDA_DRIVER = "13.0"  # cubins of NVRTC 13 and their device-side graph launch
 CPU_MARCH = {"x86_64": "x86-64-v3", "aarch64": "armv8.2-a"}
 
 
@@ -102,7 +112,9 @@ def _write_content(
         note=progress.note,
     )
     with progress.step("weights", "writing" if config.embed_weights else "referring to"):
-        weights, external = _write_weights(config, segmented, folder, progress)
+        weights, external = _write_weights(
+            config, segmented, folder, progress, facts["target"] != "cpu"
+        )
     limits = limits_from_plan(plan)
     manifest = Manifest.model_validate(
         {
@@ -137,39 +149,55 @@ def _golden(
     segmented: SegmentedModel,
     progress: Progress,
 ) -> Golden:
-    """Compute the golden tokens on the target itself; a GPU's come at the first load."""
+    """Compute the golden tokens: on the CPU target itself; for a GPU by transformers, with margins,
+    or by that GPU at its first load."""
     tokenizer = manifest.tokenizer
     path = folder / tokenizer.tokenizer_json if tokenizer.tokenizer_json else None
     prompt = golden_prompt(path, manifest.limits)
     output: list[int] = []
+    count = max(min(NUM_GOLDEN_TOKENS, manifest.limits.max_seqlen - len(prompt)), 1)
     if config.golden and manifest.target.name == "cpu":
-        count = max(min(NUM_GOLDEN_TOKENS, manifest.limits.max_seqlen - len(prompt)), 1)
         with (
             progress.step("golden", "running the golden prompt"),
             open_bundle(folder, check_hashes=False) as bundle,
         ):
             output = run_golden(bundle, prompt, count, weights_from=config.weights_from)
-    checked_against = ""
-    checkpoint = checkpoint_folder(segmented)
-    if output and config.cross_check and checkpoint is not None:
+    checked_against, made_by = "", "the cpu target" if output else ""
+    margins: list[float] = []
+    checkpoint = checkpoint_folder(segmented) if config.golden and config.cross_check else None
+    if checkpoint is not None and output:
         with progress.step("golden", "comparing it with transformers"):
             checked_against = cross_check(checkpoint, prompt, output)
+    elif checkpoint is not None:
+        with progress.step("golden", "asking transformers"):
+            output, margins, made_by = reference_completion(checkpoint, prompt, count)
     return Golden(
         prompt_token_ids=tuple(prompt),
         output_token_ids=tuple(output),
-        made_by="the cpu target" if output else "",
+        margins=tuple(margins),
+        made_by=made_by,
         checked_against=checked_against,
     )
 
 
 def _write_weights(
-    config: BundleConfig, segmented: SegmentedModel, folder: Path, progress: Progress
+    config: BundleConfig,
+    segmented: SegmentedModel,
+    folder: Path,
+    progress: Progress,
+    on_gpu: bool,
 ) -> tuple[tuple[WeightEntry, ...], tuple[ExternalFile, ...]]:
     weights = list(segmented.weights.values())
     path = folder / WEIGHTS_NAME
+    seeds, in_files = split_random(weights, segmented.spec.dtype) if on_gpu else ({}, weights)
+    external: tuple[ExternalFile, ...] = ()
     if config.embed_weights:
-        return embed_weights(weights, path, progress.update), ()
-    return reference_weights(weights, path, progress.update)
+        entries = embed_weights(in_files, path, progress.update)
+    else:
+        entries, external = reference_weights(in_files, path, progress.update)
+    by_name = {entry.name: entry for entry in entries}
+    ordered = [by_name.get(w.name) or drawn_entry(w, seeds[w.name]) for w in weights]
+    return tuple(ordered), external
 
 
 def limits_from_plan(plan: CapturePlan) -> Limits:
@@ -204,8 +232,27 @@ def _target(facts: dict[str, Any], folder: Path) -> Target:
             "library": "code/target.so" if is_cpu else None,
             "engine": facts["engine"],
             "cubins": cubins,
+            "requires": {} if is_cpu else {"cuda driver": MIN_CUDA_DRIVER},
+            **_engines(folder / "code"),
         }
     )
+
+
+def _engines(code: Path) -> dict[str, Any]:
+    """Return what the manifest says of plans, where the build has any."""
+    path = code / ENGINE_FACTS
+    if not path.is_file():
+        return {}
+    facts = json.loads(path.read_text(encoding="utf-8"))
+    entries = tuple(engine_entry(facts, segment) for segment in facts["segments"])
+    return {"builds": facts["builds"], "engines": entries}
+
+
+def engine_entry(facts: dict[str, Any], segment: dict[str, Any]) -> EngineEntry:
+    """Return a plan's entry; its files lie in the bundle's code folder."""
+    data = {**segment, "engine": facts["engine"], "version": facts["version"]}
+    data |= {name: f"code/{segment[name]}" for name in ("plan", "model")}
+    return EngineEntry.model_validate({**data, "max_tokens": tuple(segment["max_tokens"])})
 
 
 def _copy_code(build: BuildFolder, folder: Path) -> None:
@@ -213,9 +260,11 @@ def _copy_code(build: BuildFolder, folder: Path) -> None:
     code = folder / "code"
     code.mkdir()
     source = build.stage_folder("codegen")
-    for file in sorted(source.iterdir()):
+    for file in sorted(source.rglob("*")):
         if file.is_file() and file.name not in (RECORD_NAME, stages.FACTS_NAME):
-            shutil.copyfile(file, code / file.name)
+            place = code / file.relative_to(source)
+            place.parent.mkdir(exist_ok=True)
+            shutil.copyfile(file, place)
 
 
 def _tools(build: BuildFolder) -> dict[str, str]:

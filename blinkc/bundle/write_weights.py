@@ -118,6 +118,29 @@ def reference_weights(
     return entries, tuple(files)
 
 
+def split_random(
+    weights: Sequence[WeightRef], dtype: str
+) -> tuple[dict[str, int], list[WeightRef]]:
+    """Return the seeds of the weights that a GPU draws itself when it loads, and the other weights.
+
+    Args:
+        dtype: the model's; computed tables of other types are not drawn.
+    """
+    seeds = {
+        weight.name: weight.parts[0].seed
+        for weight in weights
+        if weight.dtype == dtype and all(part.source == "random" for part in weight.parts)
+    }
+    return seeds, [weight for weight in weights if weight.name not in seeds]
+
+
+def drawn_entry(weight: WeightRef, seed: int) -> WeightEntry:
+    """Return the entry of a weight that lies in no file."""
+    return WeightEntry.model_validate(
+        {"name": weight.name, "shape": weight.shape, "dtype": weight.dtype, "seed": seed}
+    )
+
+
 def _external_entry(weight: WeightRef, numbers: Mapping[Path, int]) -> WeightEntry:
     parts = []
     for part in weight.parts:
