@@ -25,12 +25,13 @@ void copy_words_acquire(std::byte* target, const std::byte* source, size_t num_b
 class MemoryTransport final : public Transport {
  public:
   MemoryTransport(const char* kind, std::string peer, std::byte* ring, uint64_t ring_bytes,
-                  std::optional<SharedMemory> memory)
+                  std::optional<SharedMemory> memory, bool watches_maker)
       : kind_(kind),
         peer_(std::move(peer)),
         ring_(ring),
         ring_bytes_(ring_bytes),
-        memory_(std::move(memory)) {}
+        memory_(std::move(memory)),
+        watches_maker_(watches_maker) {}
 
   // Hot path: no allocation, no lock, no log.
   Status write(std::span<const WriteRequest> batch) override {
@@ -71,9 +72,11 @@ class MemoryTransport final : public Transport {
     return Status::ok;
   }
 
-  // Stores reach memory by themselves; nothing is queued here.
+  // Stores reach memory by themselves; nothing is queued here. A process of its own looks whether
+  // the ring's still lives.
   Status flush() override {
-    return closed_.load(std::memory_order_relaxed) ? Status::closed : Status::ok;
+    if (closed_.load(std::memory_order_relaxed)) return Status::closed;
+    return memory_ && watches_maker_ && !memory_->has_living_maker() ? Status::lost : Status::ok;
   }
 
   TransportInfo info() const override {
@@ -94,12 +97,14 @@ class MemoryTransport final : public Transport {
   std::byte* ring_;
   uint64_t ring_bytes_;
   std::optional<SharedMemory> memory_;
+  bool watches_maker_;
   std::atomic<bool> closed_{false};  // relaxed: it guards no data
 };
 
 std::unique_ptr<Transport> connect_memory(const char* kind, std::string peer, std::byte* ring,
                                           uint64_t available_bytes,
-                                          std::optional<SharedMemory> memory) {
+                                          std::optional<SharedMemory> memory,
+                                          bool watches_maker = false) {
   if (available_bytes < sizeof(blink_ring_header)) {
     throw RingError("ring " + peer + ": " + std::to_string(available_bytes) +
                     " bytes are too few for a header");
@@ -112,7 +117,7 @@ std::unique_ptr<Transport> connect_memory(const char* kind, std::string peer, st
   std::memcpy(&header, ring, sizeof(header));
   check_ring_header(header, available_bytes);
   return std::make_unique<MemoryTransport>(kind, std::move(peer), ring, header.ring_bytes,
-                                           std::move(memory));
+                                           std::move(memory), watches_maker);
 }
 
 }  // namespace
@@ -135,6 +140,26 @@ std::unique_ptr<Transport> connect_shm(const std::string& name) {
   SharedMemory memory = SharedMemory::open(name);
   const std::span<std::byte> bytes = memory.bytes();
   return connect_memory("shm", name, bytes.data(), bytes.size(), std::move(memory));
+}
+
+std::unique_ptr<Transport> connect_shm(const ShmConnectConfig& config) {
+  SharedMemory memory = SharedMemory::open(config.name);
+  if (!memory.has_living_maker()) {
+    throw RingError("ring " + config.name + ": the process that owned it has ended");
+  }
+  const std::span<std::byte> bytes = memory.bytes();
+  const auto& header = *reinterpret_cast<const blink_ring_header*>(bytes.data());
+  check_ring_header(header, bytes.size());
+  if (config.bundle_id != 0 && header.bundle_id != 0 && config.bundle_id != header.bundle_id) {
+    throw RingError("ring " + config.name + ": its owner serves another bundle");
+  }
+  if (config.front_end_index < header.num_front_ends &&
+      !memory.hold_range(config.front_end_index)) {
+    throw RingError(
+        "ring " + config.name + ": front end " + std::to_string(config.front_end_index) + " of " +
+        std::to_string(header.num_front_ends) + " is another process; choose another --front-end");
+  }
+  return connect_memory("shm", config.name, bytes.data(), bytes.size(), std::move(memory), true);
 }
 
 std::unique_ptr<Transport> connect_mapped(void* ring, uint64_t ring_bytes) {

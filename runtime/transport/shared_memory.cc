@@ -28,6 +28,20 @@ std::byte* map(const Fd& fd, uint64_t num_bytes, const std::string& name) {
   return static_cast<std::byte*>(data);
 }
 
+// Locks far beyond the region's bytes: one for the maker, one for each range. They belong to the
+// open file, so they go when the last descriptor does, however the process ends.
+constexpr off_t kMakerLock = off_t{1} << 40;
+constexpr off_t kFirstRangeLock = kMakerLock + 1;
+
+struct flock lock_of(off_t position) {
+  struct flock lock {};
+  lock.l_type = F_WRLCK;
+  lock.l_whence = SEEK_SET;
+  lock.l_start = position;
+  lock.l_len = 1;
+  return lock;
+}
+
 }  // namespace
 
 SharedMemory SharedMemory::create(const std::string& name, uint64_t num_bytes) {
@@ -39,9 +53,12 @@ SharedMemory SharedMemory::create(const std::string& name, uint64_t num_bytes) {
       errno = code;
       fail("cannot reserve " + std::to_string(num_bytes) + " bytes", name);
     }
-    if (::flock(fd.get(), LOCK_EX | LOCK_NB) != 0) fail("cannot lock", name);
+    struct flock maker = lock_of(kMakerLock);
+    if (::flock(fd.get(), LOCK_EX | LOCK_NB) != 0 || ::fcntl(fd.get(), F_OFD_SETLK, &maker) != 0) {
+      fail("cannot lock", name);
+    }
     std::byte* data = map(fd, num_bytes, name);
-    return SharedMemory(name, data, num_bytes, fd.release());
+    return SharedMemory(name, data, num_bytes, fd.release(), true);
   } catch (...) {
     ::shm_unlink(name.c_str());
     throw;
@@ -49,7 +66,7 @@ SharedMemory SharedMemory::create(const std::string& name, uint64_t num_bytes) {
 }
 
 SharedMemory SharedMemory::open(const std::string& name) {
-  const Fd fd(::shm_open(name.c_str(), O_RDWR | O_CLOEXEC, 0));
+  Fd fd(::shm_open(name.c_str(), O_RDWR | O_CLOEXEC, 0));
   if (fd.get() < 0) fail("cannot open", name);
   struct stat info {};
   if (::fstat(fd.get(), &info) != 0) fail("cannot stat", name);
@@ -58,7 +75,8 @@ SharedMemory SharedMemory::open(const std::string& name) {
     throw RingError("shared memory " + name + ": " + std::to_string(num_bytes) +
                     " bytes are too few for a ring");
   }
-  return SharedMemory(name, map(fd, num_bytes, name), num_bytes, -1);
+  std::byte* data = map(fd, num_bytes, name);
+  return SharedMemory(name, data, num_bytes, fd.release(), false);
 }
 
 int SharedMemory::remove_stale(const std::string& prefix) {
@@ -83,13 +101,24 @@ SharedMemory::SharedMemory(SharedMemory&& other) noexcept
     : name_(std::move(other.name_)),
       data_(std::exchange(other.data_, nullptr)),
       num_bytes_(std::exchange(other.num_bytes_, 0)),
-      lock_fd_(std::exchange(other.lock_fd_, -1)) {}
+      fd_(std::exchange(other.fd_, -1)),
+      is_maker_(other.is_maker_) {}
 
 SharedMemory::~SharedMemory() {
   if (data_ != nullptr) ::munmap(data_, num_bytes_);
-  if (lock_fd_ < 0) return;
-  ::shm_unlink(name_.c_str());
-  ::close(lock_fd_);
+  if (fd_ < 0) return;
+  if (is_maker_) ::shm_unlink(name_.c_str());
+  ::close(fd_);
+}
+
+bool SharedMemory::has_living_maker() const {
+  struct flock lock = lock_of(kMakerLock);
+  return ::fcntl(fd_, F_OFD_GETLK, &lock) == 0 && (is_maker_ || lock.l_type != F_UNLCK);
+}
+
+bool SharedMemory::hold_range(uint32_t index) const {
+  struct flock lock = lock_of(kFirstRangeLock + index);
+  return ::fcntl(fd_, F_OFD_SETLK, &lock) == 0;
 }
 
 }  // namespace blink

@@ -24,17 +24,23 @@ class SharedMemory {
   SharedMemory& operator=(SharedMemory&&) = delete;
   ~SharedMemory();
 
+  // False: the maker has ended, whether it unlinked the name or not. One system call.
+  bool has_living_maker() const;
+  // Takes range `index` for this object's life; false: another process has it.
+  bool hold_range(uint32_t index) const;
+
   std::span<std::byte> bytes() const { return {data_, num_bytes_}; }
   const std::string& name() const { return name_; }
 
  private:
-  SharedMemory(std::string name, std::byte* data, uint64_t num_bytes, int lock_fd)
-      : name_(std::move(name)), data_(data), num_bytes_(num_bytes), lock_fd_(lock_fd) {}
+  SharedMemory(std::string name, std::byte* data, uint64_t num_bytes, int fd, bool is_maker)
+      : name_(std::move(name)), data_(data), num_bytes_(num_bytes), fd_(fd), is_maker_(is_maker) {}
 
   std::string name_;
   std::byte* data_;
   uint64_t num_bytes_;
-  int lock_fd_;  // the maker's; -1: another's region
+  int fd_;  // carries the locks
+  bool is_maker_;
 };
 
 }  // namespace blink

@@ -4,9 +4,10 @@
 //   connect   the factories below; they check the peer's header (ring_layout.h) and throw RingError
 //   write     put bytes into the ring; a batch is applied in order
 //   read      bring bytes out of the ring
-//   flush     wait until every write has reached the ring
+//   flush     wait until every write has reached the ring; finds out whether its owner is there
 //   info      what is at the other end
 //   close     stop; verbs afterwards return Status::closed
+//   reconnect after a loss: the ring may be another one, and what was under way is gone
 //
 // Memory order, the contract every implementation keeps (DESIGN.md says why):
 //   - A write of exactly 8 bytes at an offset divisible by 8 is a *word*: it appears whole, and
@@ -68,6 +69,8 @@ class Transport {
   virtual Status flush() = 0;
   virtual TransportInfo info() const = 0;
   virtual void close() = 0;
+  // May take seconds. ok: connected again, and the caller must attach again.
+  virtual Status reconnect() { return Status::lost; }
 
   Status write(const WriteRequest& request) { return write(std::span(&request, 1)); }
   Status read(const ReadRequest& request) { return read(std::span(&request, 1)); }
@@ -84,6 +87,15 @@ class Transport {
 
 // The ring lies in POSIX shared memory under `name` ("/something"). Throws RingError.
 std::unique_ptr<Transport> connect_shm(const std::string& name);
+
+// The same for a front end in a process of its own: it holds its slot range against others, and
+// loses the ring when its owner's process ends.
+struct ShmConnectConfig {
+  std::string name;
+  uint32_t front_end_index = 0;
+  uint64_t bundle_id = 0;  // what the owner must serve; 0: anything
+};
+std::unique_ptr<Transport> connect_shm(const ShmConnectConfig& config);
 
 // The ring lies in this process: ordinary memory, or pinned host memory that a GPU has mapped. The
 // memory stays the caller's and must outlive the transport. Throws RingError.
