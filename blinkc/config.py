@@ -8,12 +8,13 @@ from pathlib import Path
 
 from blinkc.capture.plan_capture import CaptureConfig
 from blinkc.capture.shapes import parse_shapes
+from blinkc.engine.options import EngineOptions
 from blinkc.errors import BlinkError
 
 STAGES = ("read", "segment", "engine", "capture", "codegen")
 ENGINES = ("auto", "cpu", "cuda", "tensorrt", "tensorrt-rtx", "onnxruntime")
 DTYPES = ("fp32", "fp16", "bf16")
-_TARGET = re.compile(r"cpu|sm_[0-9]{2,3}[a-z]?")
+_TARGET = re.compile(r"cpu|sm_[0-9]{2,3}[a-z]?(,sm_[0-9]{2,3}[a-z]?){0,7}")
 # Architectures whose own instructions need the "a" variant of the target.
 _NATIVE_VARIANTS = ("90", "100", "103", "120", "121")
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([kmgt]?)i?b?", re.IGNORECASE)
@@ -24,10 +25,11 @@ class CompileConfig:
     """Everything that decides what `blinkc compile` makes, and how it reports."""
 
     model: str
-    target: str = "cpu"
+    target: str = "cpu"  # or GPUs: "sm_90", "sm_89,sm_120"
     engine: str = "auto"
     dtype: str | None = None
     capture: CaptureConfig = field(default_factory=CaptureConfig)
+    engine_options: EngineOptions = field(default_factory=EngineOptions)
     tokenizer: Path | None = None
     random_weights_seed: int | None = None
     until: str = STAGES[-1]
@@ -38,7 +40,14 @@ class CompileConfig:
         if not _TARGET.fullmatch(self.target):
             raise BlinkError(
                 f"--target {self.target} is unknown",
-                hint="use cpu, or sm_80, sm_90, sm_100, sm_120",
+                hint="use cpu, or sm_80, sm_90, sm_100, sm_120; or several, sm_89,sm_120",
+            )
+        if len(set(self.targets)) != len(self.targets):
+            raise BlinkError(f"--target {self.target} names a GPU twice")
+        if len(self.targets) > 1 and self.engine == "tensorrt":
+            raise BlinkError(
+                f"--target {self.target}: --engine tensorrt builds for the GPU in this machine",
+                hint="use --engine tensorrt-rtx or cuda for several GPUs",
             )
         if self.capture.target != self.target:
             raise BlinkError(f"capture is for {self.capture.target}, the target is {self.target}")
@@ -71,9 +80,14 @@ class CompileConfig:
         return self.target != "cpu"
 
     @property
+    def targets(self) -> tuple[str, ...]:
+        """Return the targets one by one."""
+        return tuple(self.target.split(","))
+
+    @property
     def architecture(self) -> str:
         """Return the device architecture that is compiled for: sm_90 becomes sm_90a."""
-        return native_architecture(self.target)
+        return ",".join(native_architecture(target) for target in self.targets)
 
     @property
     def resolved_dtype(self) -> str:

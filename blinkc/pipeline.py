@@ -17,7 +17,7 @@ from blinkc.build_folder import FORMAT_VERSION, BuildFolder, StageRecord, digest
 from blinkc.config import STAGES, CompileConfig
 from blinkc.model_source import find_model
 from blinkc.progress import Progress
-from blinkc.provenance import source_digest, tool_versions
+from blinkc.provenance import source_digest
 from blinkc.stage_cache import default_cache
 
 
@@ -62,7 +62,7 @@ def compile_model(
             "engine",
             f"building {config.resolved_engine} engines",
             options=stages.engine_options(config),
-            make=lambda folder: stages.build_engines(config, build, folder, run.files),
+            make=lambda folder: stages.build_engines(config, build, folder, run.files, progress),
         )
         run.stage(
             "capture",
@@ -74,7 +74,7 @@ def compile_model(
             "codegen",
             f"rendering and compiling for {config.architecture or 'cpu'}",
             options=stages.codegen_options(config),
-            make=lambda folder: stages.generate_code(config, build, folder, run.files),
+            make=lambda folder: stages.generate_code(config, build, folder, run.files, progress),
         )
         if config.check:
             with progress.step("check", "comparing segments with onnxruntime"):
@@ -103,7 +103,7 @@ class _Run:
             return
         record = self._build.record(name)
         # A tool that this machine lacks cannot have changed the artifact since it was made.
-        tools = {**(record.tools if record else {}), **tool_versions(stages.TOOLS[name])}
+        tools = {**(record.tools if record else {}), **stages.stage_tools(name, self._config)}
         inputs = digest_of(
             FORMAT_VERSION, name, options, source_digest(name), self._previous, tools
         )

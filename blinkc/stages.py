@@ -27,6 +27,8 @@ from blinkc.capture.plan_capture import ScratchSpec, plan_capture, plan_from_spe
 from blinkc.config import CompileConfig
 from blinkc.errors import BlinkError
 from blinkc.model_source import ModelSource, find_model
+from blinkc.progress import Progress
+from blinkc.provenance import tool_versions
 
 if TYPE_CHECKING:
     from blinkc.frontend.decoder_graph import DecoderGraph
@@ -62,6 +64,8 @@ def rebuild_command(config: CompileConfig) -> str:
     for name in ("max_batch", "max_seqlen", "max_prefill_tokens", "num_slots", "num_kv_pages"):
         value = getattr(capture, name)
         words += [f"--{name.replace('_', '-')}", str(value)] if value is not None else []
+    if capture.logprobs is not None:
+        words.append("--logprobs" if capture.logprobs else "--no-logprobs")
     words += ["--dtype", config.dtype] if config.dtype else []
     words += ["--engine", config.engine] if config.engine != "auto" else []
     return " ".join([*words, "-o BUILD && blinkc bundle BUILD -o BUNDLE"])
@@ -140,37 +144,36 @@ def segment_model(build: BuildFolder, folder: Path, files: WeightFiles) -> None:
 
 def engine_options(config: CompileConfig) -> dict[str, Any]:
     """Return what engines depend on besides the segments."""
-    return {"engine": config.resolved_engine, "architecture": config.architecture}
+    options: dict[str, Any] = {"engine": config.engine, "architecture": config.architecture}
+    if config.on_gpu and config.engine not in ("cpu", "cuda"):  # plans are made for row ranges
+        options |= {"capture": asdict(config.capture), "options": asdict(config.engine_options)}
+    return options
+
+
+def stage_tools(stage: str, config: CompileConfig) -> dict[str, str]:
+    """Return the versions of what a stage uses, as far as this machine has it."""
+    versions = tool_versions(TOOLS[stage])
+    if stage == "engine" and config.on_gpu and config.engine != "cuda":
+        from blinkc.engine.build_engines import engine_tools
+
+        versions |= engine_tools(config)
+    return versions
 
 
 def build_engines(
-    config: CompileConfig, build: BuildFolder, folder: Path, files: WeightFiles
+    config: CompileConfig,
+    build: BuildFolder,
+    folder: Path,
+    files: WeightFiles,
+    progress: Progress | None = None,
 ) -> None:
-    """Lower each distinct segment for its engine, so that what cannot work is said here."""
-    from blinkc.engine.lower_segment import lower_segment
+    """Lower or build each distinct segment, so that what cannot work is said here."""
+    from blinkc.engine.build_engines import build_engines as build_segments
 
-    if config.resolved_engine not in ("cpu", "cuda"):
-        raise BlinkError(
-            f"--engine {config.resolved_engine} builds on the machine with the GPU, not here",
-            hint="use --engine cuda",
-        )
     segmented = load_segmented(build.stage_folder("segment"), files)
-    engines = []
-    for segment in segmented.segments:
-        program = lower_segment(segment)
-        engines.append(
-            {
-                "segment": segment.name,
-                "digest": segment.digest,
-                "engine": config.resolved_engine,
-                "num_kernels": len(program.kernels),
-                "intermediates": [
-                    [value.name, value.rows, value.size, value.dtype]
-                    for value in program.intermediates
-                ],
-            }
-        )
-    (folder / "engines.json").write_text(json.dumps({"engines": engines}, indent=1))
+    say = progress.update if progress else lambda text: None
+    data = build_segments(config, segmented, build.path, folder, say)
+    (folder / "engines.json").write_text(json.dumps(data, indent=1))
 
 
 def capture_options(config: CompileConfig) -> dict[str, Any]:
@@ -208,7 +211,11 @@ def codegen_options(config: CompileConfig) -> dict[str, Any]:
 
 
 def generate_code(
-    config: CompileConfig, build: BuildFolder, folder: Path, files: WeightFiles
+    config: CompileConfig,
+    build: BuildFolder,
+    folder: Path,
+    files: WeightFiles,
+    progress: Progress | None = None,
 ) -> None:
     """Render the scheduler and the model's code and compile both; sources stay beside binaries."""
     from blinkc.codegen.render_scheduler import render_scheduler
@@ -217,15 +224,13 @@ def generate_code(
     sources = render_scheduler(plan, config.target)
     segmented = load_segmented(build.stage_folder("segment"), files)
     if config.on_gpu:
-        from blinkc.codegen.compile_cuda import compile_cuda
-        from blinkc.engine.cuda import render_cuda_model
-        from blinkc.engine.cuda_source import compile_kernels
+        from blinkc.codegen.compile_model import compile_gpu_model
 
-        model = render_cuda_model(segmented, plan)
-        (folder / "launches.json").write_text(json.dumps(model.launches, indent=1))
-        (folder / "scheduler.cubin").write_bytes(compile_cuda(sources, config.architecture))
-        (folder / "kernels.cubin").write_bytes(compile_kernels(model.source, config.architecture))
-        sources["kernels.cu"] = model.source
+        built = json.loads((build.stage_folder("engine") / "engines.json").read_text())
+        say = progress.update if progress else lambda text: None
+        sources |= compile_gpu_model(
+            config, segmented, plan, sources, built, build.path, folder, say
+        )
     else:
         from blinkc.codegen.compile_cpu import compile_cpu
         from blinkc.engine.cpu import render_cpu_model

@@ -159,35 +159,38 @@ class Bundle:
                 hint=f"make it again here: {self.manifest.rebuild}",
             )
 
-    def check_gpu(self, major: int, minor: int) -> None:
+    def check_gpu(self, major: int, minor: int) -> str:
         """Refuse a GPU whose compute capability the bundle's code does not run on.
 
         Code for sm_90a runs on 9.0 alone; code for sm_80 on 8.0 and later 8.x.
 
+        Returns:
+            The architecture to take; a bundle may hold code for several.
+
         Raises:
             BlinkError: names both and the command that rebuilds.
         """
-        architecture = self.manifest.target.architecture
-        digits = architecture.removeprefix("sm_").rstrip("af")
-        if not digits.isdigit():
+        target = self.manifest.target
+        wanted = [(name, _capability(name)) for name in target.architecture.split(",")]
+        if not target.architecture:
             raise BlinkError(f"{self.path} is for the cpu, not for a GPU")
-        wanted = (int(digits[:-1]), int(digits[-1]))
-        is_exact = not architecture[-1].isdigit()
-        fits = (major, minor) == wanted or (
-            not is_exact and major == wanted[0] and minor >= wanted[1]
+        for name, (first, second) in sorted(wanted, key=lambda pair: pair[1], reverse=True):
+            is_newer = name[-1].isdigit() and major == first and minor >= second
+            if (major, minor) == (first, second) or is_newer:
+                return name
+        capabilities = ", ".join(f"{first}.{second}" for _, (first, second) in wanted)
+        rebuild = self.manifest.rebuild.replace(
+            f"--target {target.name}", f"--target sm_{major}{minor}"
         )
-        if not fits:
-            rebuild = self.manifest.rebuild.replace(
-                f"--target {self.manifest.target.name}", f"--target sm_{major}{minor}"
-            )
-            raise BlinkError(
-                f"{self.path} is built for compute capability {wanted[0]}.{wanted[1]} "
-                f"({architecture}); this GPU has {major}.{minor}",
-                hint=f"make it again: {rebuild}",
-            )
+        raise BlinkError(
+            f"{self.path} is built for compute capability {capabilities} "
+            f"({target.architecture}); this GPU has {major}.{minor}",
+            hint=f"make it again: {rebuild}",
+        )
 
     def check_builds(self, found: dict[str, str]) -> None:
-        """Refuse when a build number that must match does not, or a version is too old.
+        """Refuse when a build that engines are bound to differs (TensorRT, GPU or driver), or a
+        version is too old.
 
         Args:
             found: what this machine has, by the names of the manifest's `target.builds` and
@@ -207,9 +210,9 @@ class Bundle:
         for name, wanted in self.manifest.target.builds.items():
             if found.get(name) != wanted:
                 raise BlinkError(
-                    f"{self.path} is made for {name} {wanted}; this machine has "
+                    f"the engines of {self.path} are built for {name} {wanted}; this machine has "
                     f"{found.get(name, 'none')}",
-                    hint=f"make it again here: {self.manifest.rebuild}",
+                    hint=f"blinkc rebuild {self.path} builds them again here, in seconds",
                 )
 
     def close(self) -> None:
@@ -228,6 +231,12 @@ class Bundle:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _capability(architecture: str) -> tuple[int, int]:
+    """Return the compute capability of sm_90a, (9, 0); (0, 0) of what is none."""
+    digits = architecture.removeprefix("sm_").rstrip("af")
+    return (int(digits[:-1]), int(digits[-1])) if digits.isdigit() else (0, 0)
 
 
 def open_bundle(path: Path, *, check_hashes: bool = True) -> Bundle:

@@ -33,7 +33,8 @@ PAGE_SIZE_TOKENS = 16
 TRACE_CAPACITY = 4096
 MAX_NUM_SLOTS = 1 << 16
 SAMPLING_PARAMS_BYTES = 64  # blink_sampling_params of step.h
-SAMPLER_FEATURES = 7  # top_k, top_p, min_p
+LOGPROBS_BYTES = 44  # of a row: sampled_logprobs of step.h
+TOKEN_RECORD_BYTES = 8  # an output record without logprobs
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,6 +50,7 @@ class CaptureConfig:
     num_kv_pages: int | None = None
     num_front_ends: int = 1
     memory_budget_bytes: int | None = None
+    logprobs: bool | None = None  # room for them in the ring; None: where the target has them
 
     def __post_init__(self) -> None:
         limits = {
@@ -64,11 +66,36 @@ class CaptureConfig:
             if value is not None and not 1 <= value <= limit:
                 option = f"--{name.replace('_', '-')}"
                 raise BlinkError(f"{option} is {value}; it goes from 1 to {limit}")
+        if self.logprobs and self.on_gpu:
+            raise BlinkError(
+                f"--logprobs: the sampler of {self.target} has none",
+                hint="leave it out, or compile with --target cpu",
+            )
 
     @property
     def on_gpu(self) -> bool:
         """Return whether the target is a GPU."""
         return self.target != "cpu"
+
+    @property
+    def has_logprobs(self) -> bool:
+        """Return whether output records have room for logprobs."""
+        return not self.on_gpu if self.logprobs is None else self.logprobs
+
+    @property
+    def output_record_bytes(self) -> int:
+        """Return the bytes of an output token in the ring."""
+        return abi.size_of("blink_output_record") if self.has_logprobs else TOKEN_RECORD_BYTES
+
+    @property
+    def sampler_features(self) -> int:
+        """Return the BLINK_SAMPLER_* bits of the target's sampler."""
+        names = ["TOP_K", "TOP_P", "MIN_P"]
+        if not self.on_gpu:
+            names += ["PENALTIES", "LOGIT_BIAS", "MIN_TOKENS"]
+        if self.has_logprobs:
+            names.append("LOGPROBS")
+        return sum(abi.constants()[f"BLINK_SAMPLER_{name}"] for name in names)
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,8 +192,11 @@ def budget_bytes(config: CaptureConfig) -> int:
         return config.memory_budget_bytes
     if not config.on_gpu:
         return 0
-    digits = "".join(c for c in config.target if c.isdigit())
-    return GPU_MEMORY_BYTES.get(int(digits or 0), 80 * GIB) * USABLE_PERCENT // 100
+    sizes = []
+    for target in config.target.split(","):
+        digits = "".join(c for c in target if c.isdigit())
+        sizes.append(GPU_MEMORY_BYTES.get(int(digits or 0), 80 * GIB))
+    return min(sizes) * USABLE_PERCENT // 100
 
 
 def _assemble(
@@ -195,7 +225,7 @@ def _assemble(
         num_front_ends=config.num_front_ends,
         max_prompt_tokens=limits.max_seqlen,
         max_output_tokens=limits.max_seqlen,
-        output_record_bytes=8,
+        output_record_bytes=config.output_record_bytes,
         trace_capacity=TRACE_CAPACITY,
     )
     kv_layers = tuple(
@@ -233,9 +263,9 @@ def _assemble(
         num_front_ends=config.num_front_ends,
         max_prompt_tokens=limits.max_seqlen,
         max_output_tokens=limits.max_seqlen,
-        output_record_bytes=8,
+        output_record_bytes=config.output_record_bytes,
         trace_capacity=TRACE_CAPACITY,
-        sampler_features=SAMPLER_FEATURES,
+        sampler_features=config.sampler_features,
         vocab_size=spec.vocab_size,
         kv_dtype=spec.dtype,
         kv_layers=kv_layers,
@@ -278,7 +308,7 @@ def _estimate_nodes(segmented: SegmentedModel) -> int:
 
 def _step_bytes(limits: Limits, pages_per_lane: int) -> int:
     tokens = max(limits.max_prefill_tokens, limits.max_batch)
-    per_row = 5 * 4 + SAMPLING_PARAMS_BYTES
+    per_row = 5 * 4 + SAMPLING_PARAMS_BYTES + LOGPROBS_BYTES
     return 3 * 4 * tokens + per_row * limits.max_batch + 4 * pages_per_lane * (limits.max_batch + 1)
 
 
@@ -319,12 +349,15 @@ def check_budget(memory: MemoryPlan, target: str, num_keys: int) -> None:
     """Raise `BlinkError` with the sums when they are over the budget."""
     if not memory.budget_bytes or memory.total_bytes <= memory.budget_bytes:
         return
+    ring_options = "--num-slots or --max-seqlen"
+    if target == "cpu":
+        ring_options += ", or use --no-logprobs"
     rows = (
         ("weights", memory.weight_bytes, ""),
         ("kv pages", memory.kv_bytes, "--num-kv-pages, --max-seqlen or --max-batch"),
         ("graphs", memory.graph_bytes, f"--shapes with fewer than {num_keys} keys"),
         ("scratch", memory.arena_bytes + memory.step_bytes, "--max-prefill-tokens or --max-batch"),
-        ("ring", memory.ring_bytes, "--num-slots or --max-seqlen"),
+        ("ring", memory.ring_bytes, ring_options),
     )
     sums = "\n".join(f"  {name:<9} {size / GIB:9.3f} GiB" for name, size, _ in rows)
     _, _, option = max(rows, key=lambda row: row[1])

@@ -17,10 +17,13 @@ from blinkc.engine.cuda_rows import BYTES, CudaRowKernel, render_cuda_row_kernel
 from blinkc.engine.cuda_source import CudaNeeds, render_cuda_source
 from blinkc.engine.lower_segment import lower_segment
 from blinkc.engine.program import Apply, Expr, GemmKernel, Load, Map, Program, RowKernel
+from blinkc.engine.segment_engines import SegmentEngine, empty_program
 from blinkc.errors import BlinkError, InternalError
 from blinkc.surgery.segments import CutOpCall, SegmentCall, SegmentedModel
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from blinkc.capture.plan import CapturePlan
 
 LAUNCH_LIST_FORMAT = 1
@@ -36,13 +39,20 @@ class CudaModel:
     launches: dict[str, Any]
 
 
-def render_cuda_model(segmented: SegmentedModel, plan: CapturePlan) -> CudaModel:
+def render_cuda_model(
+    segmented: SegmentedModel,
+    plan: CapturePlan,
+    engines: Mapping[int, SegmentEngine] | None = None,
+) -> CudaModel:
     """Lower every segment and write down the step.
+
+    Args:
+        engines: plans by the number of their segment, instead of or beside this engine's kernels.
 
     Raises:
         BlinkError: a node cannot be lowered, or a kernel lacks what the model needs; names it.
     """
-    return _Renderer(segmented, plan).render()
+    return _Renderer(segmented, plan, dict(engines or {})).render()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,6 +92,7 @@ def _identifier(text: str) -> str:
 class _Renderer:
     segmented: SegmentedModel
     plan: CapturePlan
+    engines: dict[int, SegmentEngine] = field(default_factory=dict)
     programs: list[Program] = field(default_factory=list)
     rows: dict[tuple[int, int], CudaRowKernel] = field(default_factory=dict)
     offsets: dict[str, int] = field(default_factory=dict)
@@ -91,7 +102,10 @@ class _Renderer:
     def render(self) -> CudaModel:
         model, plan = self.segmented, self.plan
         self._check()
-        self.programs = [lower_segment(segment) for segment in model.segments]
+        self.programs = [
+            empty_program(segment) if self._only_plan(number) else lower_segment(segment)
+            for number, segment in enumerate(model.segments)
+        ]
         self.weights = {name: i for i, name in enumerate(model.weights)}
         self.sampled = self._find_half_logits()
         for s, program in enumerate(self.programs):
@@ -112,9 +126,13 @@ class _Renderer:
             "kv_layers": [[layer.num_kv_heads, layer.head_dim] for layer in plan.kv_layers],
             "vocab_size": model.spec.vocab_size,
             "steps": steps,
+            "engines": [engine.to_json() for _, engine in sorted(self.engines.items())],
         }
         source = render_cuda_source(self._needs())
         return CudaModel(source=source, launches=launches)
+
+    def _only_plan(self, segment: int) -> bool:
+        return segment in self.engines and not self.engines[segment].has_kernels
 
     def _check(self) -> None:
         """Refuse what the kernels do not have, before anything is lowered."""
@@ -139,7 +157,7 @@ class _Renderer:
         for number, call in enumerate(calls):
             if sample is None or not isinstance(call, SegmentCall):
                 continue
-            if sample.activations[0] not in call.outputs:
+            if sample.activations[0] not in call.outputs or call.segment in self.engines:
                 continue
             program = self.programs[call.segment]
             output = program.outputs[call.outputs.index(sample.activations[0])]
@@ -300,6 +318,13 @@ class _Renderer:
                         "args": [bound[name] for name in row.arguments],
                     }
                 )
+        if call.segment in self.engines:
+            engine = sorted(self.engines).index(call.segment)
+            steps = [{**step, "instead_of": engine} for step in steps]
+            names = [value.name for value in (*program.inputs, *program.outputs)]
+            names += [weight.name for weight in program.weights]
+            tensors = {name: bound[name] for name in names}
+            steps.insert(0, {"op": "engine", "engine": engine, "tensors": tensors})
         return steps
 
     def _attention(self, call: CutOpCall) -> dict[str, Any]:

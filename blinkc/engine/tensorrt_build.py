@@ -1,12 +1,11 @@
-"""Build TensorRT plans: segment + token ranges -> small plans, whose weights stay inputs.
+"""Build TensorRT plans: engine model + row ranges -> small plans, whose weights stay inputs.
 
 Equal layers are one segment, so a Llama shape of any depth needs three plans. A plan holds one
-optimization profile for each token range it is asked for.
+optimization profile for each row range it is asked for. Needs TensorRT alone, no onnx.
 """
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,28 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from blinkc.engine.tensorrt_api import TensorRtApi
+from blinkc.engine.tensorrt_model import FP32_SUFFIX, EngineInput, EngineModel
+from blinkc.engine.tensorrt_profiles import RowRange
 from blinkc.errors import BlinkError
-from blinkc.surgery.segments import Segment, ValueSpec
 
-# Ops whose results leave fp16's range or precision on real models; weakly typed builds hold them
-# to fp32. Strongly typed ones read the same from the casts in the segment.
-FP32_LAYERS = {"REDUCE", "SOFTMAX", "NORMALIZATION", "TOPK", "UNARY", "ELEMENTWISE"}
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TokenRange:
-    """One optimization profile: rows from `min_tokens` to `max_tokens`, fastest at `opt_tokens`."""
-
-    min_tokens: int
-    opt_tokens: int
-    max_tokens: int
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.min_tokens <= self.opt_tokens <= self.max_tokens:
-            raise BlinkError(
-                f"token range {self.min_tokens}..{self.opt_tokens}..{self.max_tokens} is not "
-                "ascending from 1"
-            )
+OTHER_ENGINE = "--engine cuda builds it with this project's own kernels"
+MAX_LEVEL = 5
+Progress = Callable[[str, int, int], bool]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,63 +36,65 @@ class TensorRtConfig:
 class TensorRtPlan:
     """A built plan and what it took; `scratch_bytes` is 0 where only a GPU could tell."""
 
-    segment: str
     data: bytes
     seconds: float
-    version: str
+    scratch_bytes: int
 
-    @property
-    def sha256(self) -> str:
-        """Return the digest that the manifest records."""
-        return hashlib.sha256(self.data).hexdigest()
+
+class BuildStopped(Exception):
+    """The progress callback ended a build."""
 
 
 def build_plan(
     api: TensorRtApi,
-    segment: Segment,
-    ranges: Sequence[TokenRange],
+    model: EngineModel,
+    ranges: Sequence[RowRange],
     config: TensorRtConfig,
-    on_progress: Callable[[str, int, int], None] | None = None,
+    on_progress: Progress | None = None,
 ) -> TensorRtPlan:
     """Build one segment's plan with a profile for each range.
 
     Args:
         api: the TensorRT to build with.
-        segment: its model has weights as inputs.
+        model: has weights as inputs.
         ranges: one optimization profile each, in this order.
         config: targets and effort.
-        on_progress: called with phase, step and number of steps where the version reports them.
+        on_progress: called with phase, step and number of steps where the version reports them;
+            False ends the build.
 
     Raises:
         BlinkError: a node or a target is refused; TensorRT's own log is attached.
+        BuildStopped: `on_progress` said so.
     """
     start = time.perf_counter()
-    log = _Log(api)
+    log = BuildLog(api)
     builder = api.module.Builder(log.logger)
     network = builder.create_network(api.network_flags())
-    _parse(api, network, segment, log)
-    build_config = _builder_config(api, builder, config, on_progress)
+    parser = _parse(api, network, model, log)
+    stopped: list[bool] = []
+    build_config = _builder_config(api, builder, config, on_progress, stopped)
     if not api.strongly_typed:
-        _hold_to_fp32(api, network, build_config)
-    for token_range in ranges:
-        _add_profile(builder, network, build_config, segment, token_range)
+        hold_to_fp32(api, network)
+    for row_range in ranges:
+        _add_profile(builder, network, build_config, model, row_range)
     data = builder.build_serialized_network(network, build_config)
     if data is None:
+        if stopped:
+            raise BuildStopped
         raise BlinkError(
-            f"{api.engine} {api.version_text} could not build segment {segment.name}",
-            hint="--engine cuda builds it with this project's own kernels",
-            log=log.text(),
+            f"{api.title} could not build segment {model.name}", hint=OTHER_ENGINE, log=log.text()
         )
     _save_timing_cache(build_config, config)
+    del parser  # owns the constants that the network points to: it must outlive the build
+    plan = bytes(data)
     return TensorRtPlan(
-        segment=segment.name,
-        data=bytes(data),
+        data=plan,
         seconds=time.perf_counter() - start,
-        version=api.version_text,
+        scratch_bytes=0 if config.targets else _scratch_bytes(api, log, plan),
     )
 
 
-class _Log:
+class BuildLog:
     """Collects TensorRT's warnings and errors, for the error that may follow."""
 
     def __init__(self, api: TensorRtApi) -> None:
@@ -127,46 +113,39 @@ class _Log:
         self._lines = lines
 
     def text(self) -> str:
+        """Return what was said so far."""
         return "\n".join(self._lines)
 
 
-def _parse(api: TensorRtApi, network: Any, segment: Segment, log: _Log) -> None:
+def _parse(api: TensorRtApi, network: Any, model: EngineModel, log: BuildLog) -> Any:
     parser = api.module.OnnxParser(network, log.logger)
-    if parser.parse(segment.model.SerializeToString()):
-        return
-    nodes = [segment.model.graph.node[error.node()].name for error in _errors_with_nodes(parser)]
-    raise BlinkError(
-        f"{api.engine} {api.version_text} does not take segment {segment.name}"
-        + (f": node {', '.join(nodes)}" if nodes else ""),
-        hint="--engine cuda builds it with this project's own kernels",
-        log="\n".join(parser.get_error(i).desc() for i in range(parser.num_errors)) or log.text(),
-    )
-
-
-def _errors_with_nodes(parser: Any) -> list[Any]:
+    if parser.parse(model.model):
+        return parser
     errors = [parser.get_error(index) for index in range(parser.num_errors)]
-    return [error for error in errors if error.node() >= 0]
+    named = [str(e.node_name()) for e in errors if hasattr(e, "node_name") and e.node_name()]
+    numbered = [f"number {e.node()}" for e in errors if e.node() >= 0]
+    nodes = ", ".join(named or numbered)
+    raise BlinkError(
+        f"{api.title} does not take segment {model.name}" + (f": node {nodes}" if nodes else ""),
+        hint=OTHER_ENGINE,
+        log="\n".join(error.desc() for error in errors) or log.text(),
+    )
 
 
 def _builder_config(
     api: TensorRtApi,
     builder: Any,
     config: TensorRtConfig,
-    on_progress: Callable[[str, int, int], None] | None,
+    on_progress: Progress | None,
+    stopped: list[bool],
 ) -> Any:
     trt = api.module
     result = builder.create_builder_config()
     result.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, config.max_workspace_bytes)
     result.builder_optimization_level = config.optimization_level
     result.max_aux_streams = 0  # a captured graph runs on one stream
-    if config.targets:
-        if not api.named_targets:
-            raise BlinkError(
-                f"TensorRT {api.version_text} builds only for the GPU in this machine",
-                hint=f"build on a machine with {', '.join(config.targets)}, "
-                "or take --engine tensorrt-rtx",
-            )
-        api.set_targets(result, config.targets)
+    api.set_targets(result, config.targets)
+    api.turn_off_libraries(result)
     if not api.strongly_typed:
         result.set_flag(trt.BuilderFlag.FP16)
         result.set_flag(trt.BuilderFlag.OBEY_PRECISION_CONSTRAINTS)
@@ -174,62 +153,78 @@ def _builder_config(
         stored = config.timing_cache.read_bytes() if config.timing_cache.exists() else b""
         result.set_timing_cache(result.create_timing_cache(stored), ignore_mismatch=False)
     if on_progress is not None and api.has_progress_monitor:
-        result.progress_monitor = _progress_monitor(trt, on_progress)
+        result.progress_monitor = _progress_monitor(trt, on_progress, stopped)
     return result
 
 
-def _progress_monitor(trt: Any, on_progress: Callable[[str, int, int], None]) -> Any:
+def _progress_monitor(trt: Any, on_progress: Progress, stopped: list[bool]) -> Any:
     class Monitor(trt.IProgressMonitor):  # type: ignore[misc]
         def __init__(self) -> None:
             trt.IProgressMonitor.__init__(self)
             self._num_steps: dict[str, int] = {}
 
-        def phase_start(self, phase: str, parent: str | None, num_steps: int) -> None:
-            self._num_steps[phase] = num_steps
-            on_progress(phase, 0, num_steps)
+        def phase_start(self, phase_name: str, parent_phase: str | None, num_steps: int) -> None:
+            self._num_steps[phase_name] = num_steps
+            on_progress(phase_name, 0, num_steps)
 
-        def step_complete(self, phase: str, step: int) -> bool:
-            on_progress(phase, step + 1, self._num_steps.get(phase, step + 1))
-            return True
+        def step_complete(self, phase_name: str, step: int) -> bool:
+            goes_on = on_progress(phase_name, step + 1, self._num_steps.get(phase_name, step + 1))
+            if not goes_on:
+                stopped.append(True)
+            return goes_on
 
-        def phase_finish(self, phase: str) -> None:
-            num_steps = self._num_steps.pop(phase, 1)
-            on_progress(phase, num_steps, num_steps)
+        def phase_finish(self, phase_name: str) -> None:
+            num_steps = self._num_steps.pop(phase_name, 1)
+            on_progress(phase_name, num_steps, num_steps)
 
     return Monitor()
 
 
-def _hold_to_fp32(api: TensorRtApi, network: Any, config: Any) -> None:
-    """Constrain norms, softmax and routing of a weakly typed network to fp32."""
+def hold_to_fp32(api: TensorRtApi, network: Any) -> int:
+    """Constrain what the model computes in fp32 to fp32; return how many layers that is.
+
+    A weakly typed build may drop the model's own casts: norms would then square in fp16, where
+    values over 255 overflow.
+    """
     trt = api.module
+    half = (trt.float32, trt.float16)
+    fixed = ("CONSTANT", "SHAPE")  # have no precision to choose
+    held = 0
     for index in range(network.num_layers):
         layer = network.get_layer(index)
-        if layer.type.name not in FP32_LAYERS:
+        if FP32_SUFFIX not in layer.name or layer.type.name in fixed:
             continue
-        outputs = [layer.get_output(i) for i in range(layer.num_outputs)]
-        if all(output.dtype == trt.float32 for output in outputs):
-            layer.precision = trt.float32
+        outputs = [number for number in range(layer.num_outputs)]
+        if not any(layer.get_output(number).dtype in half for number in outputs):
+            continue
+        layer.precision = trt.float32
+        for number in outputs:
+            if layer.get_output(number).dtype in half:
+                layer.set_output_type(number, trt.float32)
+        held += 1
+    return held
 
 
 def _add_profile(
-    builder: Any, network: Any, config: Any, segment: Segment, token_range: TokenRange
+    builder: Any, network: Any, config: Any, model: EngineModel, row_range: RowRange
 ) -> None:
-    """Give every activation its range of rows, and every weight its one shape."""
+    """Give every activation its range of rows; a weight has one shape."""
     profile = builder.create_optimization_profile()
-    specs = {spec.name: spec for spec in (*segment.activations, *segment.weights)}
-    sizes = (token_range.min_tokens, token_range.opt_tokens, token_range.max_tokens)
+    specs = {spec.name: spec for spec in (*model.activations, *model.weights)}
     for index in range(network.num_inputs):
         tensor = network.get_input(index)
         if all(axis >= 0 for axis in tensor.shape):
             continue
-        shapes = [_shape_at(specs[tensor.name], rows) for rows in sizes]
-        profile.set_shape(tensor.name, *shapes)
+        profile.set_shape(tensor.name, *shapes_of(specs[tensor.name], row_range))
     if config.add_optimization_profile(profile) < 0:
-        raise BlinkError(f"segment {segment.name}: token range {token_range} was refused")
+        raise BlinkError(f"segment {model.name}: {row_range} was refused")
 
 
-def _shape_at(spec: ValueSpec, rows: int) -> tuple[int, ...]:
-    return (rows, *spec.shape) if spec.rows else spec.shape
+def shapes_of(spec: EngineInput, row_range: RowRange) -> list[tuple[int, ...]]:
+    """Return an input's smallest, best and largest shape."""
+    if not spec.rows:
+        return [spec.shape] * 3
+    return [(rows, *spec.shape) for rows in row_range.sizes(spec.rows)]
 
 
 def _save_timing_cache(build_config: Any, config: TensorRtConfig) -> None:
@@ -237,4 +232,15 @@ def _save_timing_cache(build_config: Any, config: TensorRtConfig) -> None:
         return
     cache = build_config.get_timing_cache()
     if cache is not None:
-        config.timing_cache.write_bytes(bytes(cache.serialize()))
+        partial = config.timing_cache.with_suffix(".part")
+        partial.write_bytes(bytes(cache.serialize()))
+        partial.replace(config.timing_cache)
+
+
+def _scratch_bytes(api: TensorRtApi, log: BuildLog, plan: bytes) -> int:
+    """Ask a plan for the GPU of this machine how much scratch its contexts want."""
+    runtime = api.module.Runtime(log.logger)
+    engine = runtime.deserialize_cuda_engine(plan)
+    if engine is None:
+        raise BlinkError(f"{api.title} cannot load the plan that it has just built", log=log.text())
+    return api.scratch_bytes(engine)

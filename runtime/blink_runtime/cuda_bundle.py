@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from blink_runtime.cuda_driver import Context, MappedBuffer, check, driver
 from blink_runtime.cuda_target import CudaFiles, CudaTarget
 from blinkc.capture.plan import CapturePlan, plan_from_json
+from blinkc.engine.tensorrt_api import load_tensorrt
 from blinkc.errors import BlinkError
 
 if TYPE_CHECKING:
@@ -27,24 +28,47 @@ def read_plan(bundle: Bundle) -> CapturePlan:
     return plan_from_json(json.loads(bundle.read_bytes(bundle.manifest.plan.plan)))
 
 
-def read_files(bundle: Bundle, algorithms: dict[str, list[int]]) -> CudaFiles:
+def read_files(
+    bundle: Bundle, algorithms: dict[str, list[int]], architecture: str = ""
+) -> CudaFiles:
     """Return the compiled files of a bundle.
 
+    Args:
+        architecture: the one to take of a bundle for several.
+
     Raises:
-        BlinkError: a file is missing.
+        BlinkError: a file is missing, or the plans' TensorRT is.
     """
-    cubins = bundle.manifest.target.cubins
-    for name in ("kernels", "scheduler"):
-        if name not in cubins:
+    target = bundle.manifest.target
+    suffix = f".{architecture}" if "," in target.architecture else ""
+    for name in (f"kernels{suffix}", f"scheduler{suffix}"):
+        if name not in target.cubins:
             raise BlinkError(
                 f"{bundle.path} holds no {name} for the GPU", hint=bundle.manifest.rebuild
             )
+    launches = json.loads(bundle.read_bytes(f"{_CODE}launches.json"))
+    names = [entry["plan"] for entry in launches.get("engines", ())]
     return CudaFiles(
-        kernels=bundle.read_bytes(cubins["kernels"]),
-        scheduler=bundle.read_bytes(cubins["scheduler"]),
-        launches=json.loads(bundle.read_bytes(f"{_CODE}launches.json")),
+        kernels=bundle.read_bytes(target.cubins[f"kernels{suffix}"]),
+        scheduler=bundle.read_bytes(target.cubins[f"scheduler{suffix}"]),
+        launches=launches,
         algorithms=algorithms,
+        plans={name: bundle.read_bytes(f"{_CODE}{name}") for name in names},
+        tensorrt=load_tensorrt(target.engines[0].engine) if names else None,
     )
+
+
+def check_plans(bundle: Bundle, context: Context) -> None:
+    """Refuse plans that were built for another TensorRT, GPU or driver, before any is loaded.
+
+    Raises:
+        BlinkError: names both sides and the command that builds the plans again.
+    """
+    from blink_runtime.tensorrt_engines import found_builds
+
+    wanted = bundle.manifest.target.builds
+    if wanted:
+        bundle.check_builds(found_builds(wanted, context.spec.compute_capability))
 
 
 class AlgorithmCache:
@@ -102,7 +126,8 @@ def load_cuda_target(
     """
     from blink_runtime.cublaslt import library_version
 
-    bundle.check_gpu(*context.spec.compute_capability)
+    architecture = bundle.check_gpu(*context.spec.compute_capability)
+    check_plans(bundle, context)
     cache = AlgorithmCache(bundle, context.spec.name, library_version())
 
     def fill(target: CudaTarget) -> None:
@@ -121,7 +146,7 @@ def load_cuda_target(
         say(f"weights: {done / 1e9:.2f} GB in {seconds:.1f} s, {done / 1e6 / seconds:.0f} MB/s")
 
     target = CudaTarget(
-        files=read_files(bundle, cache.read()),
+        files=read_files(bundle, cache.read(), architecture),
         plan=read_plan(bundle),
         ring_address=ring.address,
         ring_bytes=ring.num_bytes,

@@ -21,15 +21,18 @@ from blink_runtime.cuda_kernels import (
 from blinkc.errors import BlinkError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from blink_runtime.cublaslt import CublasLt
     from blink_runtime.cuda_driver import Stream
     from blink_runtime.cuda_kernels import StepAddresses
+    from blink_runtime.tensorrt_engines import TensorRtEngines
     from blinkc.capture.grid import GraphKey
 
 LAUNCH_LIST_FORMAT = 1
 MAX_STREAM_ROWS = 16  # what gemv.cuh takes
+MAX_NARROW_ROWS = 64  # what narrow.cuh takes
+MIN_NARROW_ROWS = 9  # fewer rows stream faster through gemv.cuh
 _ALIGNMENT_BYTES = 256
 _ENOUGH_BLOCKS = 1056  # of a row kernel: 8 on each of 132 multiprocessors
 
@@ -49,6 +52,7 @@ class CudaSteps:
     Args:
         launches: the launch list, as JSON gives it.
         keys: every key that will be asked for; scratch is sized for the largest.
+        engines: runs what the launch list gives to TensorRT.
     """
 
     def __init__(
@@ -59,6 +63,7 @@ class CudaSteps:
         addresses: ModelAddresses,
         step: StepAddresses,
         keys: Sequence[GraphKey],
+        engines: TensorRtEngines | None = None,
     ) -> None:
         if launches.get("format") != LAUNCH_LIST_FORMAT:
             raise BlinkError(
@@ -71,6 +76,8 @@ class CudaSteps:
         self._products = products
         self._addresses = addresses
         self._step = step
+        self._engines = engines
+        self._key_index = {key: number for number, key in enumerate(keys)}
         self._weights_of_shape = self._group_weights()
         self._scratch: dict[str, DeviceBuffer] = {}
         self._reserve_scratch(keys)
@@ -122,12 +129,39 @@ class CudaSteps:
             return self._addresses.weights[int(which)]
         return int(getattr(self._step, which))
 
+    def _steps_of(self, key: GraphKey) -> Iterator[dict[str, Any]]:
+        """Yield a key's entries: of a segment its plan or this project's kernels, as was chosen."""
+        for entry in self._launches["steps"]:
+            number = entry.get("engine", entry.get("instead_of"))
+            if number is not None:
+                assert self._engines is not None, "launch lists with plans come with engines"
+                is_plan = self._engines.choice(number, self._key_index[key]) >= 0
+                if is_plan != (entry["op"] == "engine"):
+                    continue
+            yield entry
+
+    def prepare(self, key: GraphKey, stream: Stream) -> None:
+        """Do what the engines of a key cannot do inside a capture."""
+        for entry in self._steps_of(key):
+            if entry["op"] == "engine":
+                self._run_engine(entry, key, stream, prepare=True)
+
+    def _run_engine(
+        self, entry: dict[str, Any], key: GraphKey, stream: Stream, *, prepare: bool = False
+    ) -> None:
+        assert self._engines is not None
+        number = entry["engine"]
+        profile = self._engines.choice(number, self._key_index[key])
+        addresses = {name: self._address(place) for name, place in entry["tensors"].items()}
+        run = self._engines.prepare if prepare else self._engines.enqueue
+        run(number, profile, key, addresses, stream)
+
     def tune(self, key: GraphKey, stream: Stream) -> None:
         """Choose cuBLASLt's algorithms for the products of a key; outside any capture."""
-        for entry in self._launches["steps"]:
+        for entry in self._steps_of(key):
             if entry["op"] == "gemm":
                 m = _rows(entry, key)
-                if not self._streams(entry, m):
+                if not self._streams(entry, m) and not self._is_narrow(entry, m):
                     weights = self._weights_of_shape[entry["n"], entry["k"]]
                     self._products.choose(
                         _product_shape(entry, m),
@@ -146,11 +180,22 @@ class CudaSteps:
             and entry["dtype"] == entry["out_dtype"] == self._launches["dtype"]
         )
 
+    def _is_narrow(self, entry: dict[str, Any], m: int) -> bool:
+        return bool(
+            MIN_NARROW_ROWS <= m <= MAX_NARROW_ROWS
+            and entry["layout"] == "nk"
+            and entry["k"] % 64 == 0
+            and entry["dtype"] == entry["out_dtype"] == self._launches["dtype"]
+            and self._kernels.constant("has_warpgroup_products")
+        )
+
     def enqueue(self, key: GraphKey, stream: Stream) -> None:
         """Put the whole step of a key into a stream, completion word included."""
-        for entry in self._launches["steps"]:
+        for entry in self._steps_of(key):
             if entry["op"] == "gemm":
                 self._product(entry, _rows(entry, key), stream)
+            elif entry["op"] == "engine":
+                self._run_engine(entry, key, stream)
             else:
                 for item in self._expand(entry, key):
                     launch(item, stream)
@@ -160,8 +205,10 @@ class CudaSteps:
         x, weight, bias, out = (
             self._address(entry[name]) for name in ("x", "weight", "bias", "out")
         )
-        if self._streams(entry, m):
-            n, k = entry["n"], entry["k"]
+        n, k = entry["n"], entry["k"]
+        if self._is_narrow(entry, m):
+            launch(self._kernels.narrow(x, weight, bias, out, m, n, k), stream)
+        elif self._streams(entry, m):
             launch(self._kernels.gemv(x, weight, bias, out, m, n, k), stream)
         else:
             self._products.product(_product_shape(entry, m), x, weight, bias, out, stream)

@@ -23,6 +23,7 @@ from blink_runtime.cuda_kernels import CudaKernels
 from blink_runtime.cuda_steps import CudaSteps, ModelAddresses, pack_weights
 from blink_runtime.host_placement import HostPlacement
 from blink_runtime.step_buffers import StepBuffers
+from blink_runtime.tensorrt_engines import TensorRtEngines
 from blinkc.errors import BlinkError
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
     from blinkc.capture.grid import GraphKey
     from blinkc.capture.plan import CapturePlan
+    from blinkc.engine.tensorrt_api import TensorRtApi
 
 PLACEMENTS = ("chained", "persistent", "host")
 SCHEDULER_THREADS = 256  # TEAM_THREADS of blinkc.codegen.render_scheduler
@@ -52,6 +54,8 @@ class CudaFiles:
     scheduler: bytes  # cubin, linked with the device runtime
     launches: dict[str, Any]
     algorithms: dict[str, list[int]] = field(default_factory=dict)
+    plans: dict[str, bytes] = field(default_factory=dict)  # TensorRT's, by the launch list's names
+    tensorrt: TensorRtApi | None = None  # that the plans were checked against
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -121,6 +125,7 @@ class CudaTarget:
         fill_weights(self)
         self.context.synchronize()
         weights_s = time.monotonic() - started
+        self.engines = self._load_engines(files, progress)
         self.steps = CudaSteps(
             files.launches,
             self.kernels,
@@ -128,6 +133,7 @@ class CudaTarget:
             self.addresses,
             self.step.addresses,
             plan.keys,
+            self.engines,
         )
         started = time.monotonic()
         for key in plan.keys:
@@ -158,9 +164,19 @@ class CudaTarget:
         if placement != "none":
             self._initialize(ring_address, ring_bytes)
 
+    def _load_engines(
+        self, files: CudaFiles, progress: Callable[[str], None]
+    ) -> TensorRtEngines | None:
+        entries = files.launches.get("engines")
+        if not entries:
+            return None
+        assert files.tensorrt is not None, "plans come with the TensorRT that they are for"
+        return TensorRtEngines(files.tensorrt, entries, files.plans, progress)
+
     def _check_gpu(self) -> None:
         spec = self.context.spec
-        if self.plan.target not in (spec.target, spec.target + "a"):
+        targets = self.plan.target.split(",")
+        if spec.target not in targets and spec.target + "a" not in targets:
             raise BlinkError(
                 f"the model was compiled for {self.plan.target}, "
                 f"this GPU ({spec.name}) is {spec.target}",
@@ -237,6 +253,7 @@ class CudaTarget:
         self._table: list[int] = []
         for number, key in enumerate(self.plan.keys):
             name = f"{key.kind} {key.batch} x {key.seqlen}"
+            self.steps.prepare(key, self.stream)
             enqueue = partial(self._enqueue_step, key)
             execs = [self._capture(enqueue, name) for _ in range(copies)]
             self.execs += execs
@@ -321,6 +338,8 @@ class CudaTarget:
         if self._resident is not None:
             self._resident.close()
         self.steps.close()
+        if self.engines is not None:
+            self.engines.close()
         self.products.close()
         self.step.close()
         if self._mailbox is not None:

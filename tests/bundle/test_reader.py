@@ -192,7 +192,7 @@ def test_other_build_of_an_engine_names_both_and_the_command(folder: Path) -> No
         with pytest.raises(BlinkError) as caught:
             bundle.check_builds({"tensorrt": "11.0.2", "driver": "580.1"})
     assert "11.0.1" in caught.value.message and "11.0.2" in caught.value.message
-    assert "blinkc compile small" in caught.value.hint
+    assert f"blinkc rebuild {folder}" in caught.value.hint
 
 
 @pytest.mark.parametrize(
@@ -202,6 +202,7 @@ def test_other_build_of_an_engine_names_both_and_the_command(folder: Path) -> No
         ("sm_80", [(8, 0), (8, 6), (8, 9)], [(9, 0), (7, 5), (12, 0)]),
         ("sm_86", [(8, 6), (8, 9)], [(8, 0), (9, 0)]),
         ("sm_120a", [(12, 0)], [(12, 1), (10, 0), (1, 20)]),
+        ("sm_89,sm_120a", [(8, 9), (12, 0)], [(8, 6), (9, 0), (12, 1)]),
     ],
 )
 def test_gpu_of_another_capability_is_refused(

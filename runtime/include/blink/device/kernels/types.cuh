@@ -164,10 +164,14 @@ __device__ __forceinline__ uint4 load_shared16(uint32_t address) {
  * that all earlier kernels finished too, however early it let its successor start. Weights may be
  * read before. */
 __device__ __forceinline__ void let_next_start() {
+#if __CUDA_ARCH__ >= 900 /* before, kernels of a stream never overlap */
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
 }
 __device__ __forceinline__ void wait_for_previous() {
+#if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
 }
 
 /* 2^x to about 2 units in the last place; small results are zero. */

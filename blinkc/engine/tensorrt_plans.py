@@ -1,0 +1,190 @@
+"""Has plans built, and keeps them: segments + row ranges -> plan files in the BUILD folder.
+
+A plan's file is named by everything that decides its content. What is there is not built again, so
+a killed build goes on where it was.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import blinkc
+from blinkc.build_folder import digest_of, hash_file
+from blinkc.engine.options import EngineOptions
+from blinkc.engine.tensorrt_api import TensorRtApi
+from blinkc.engine.tensorrt_build import OTHER_ENGINE
+from blinkc.engine.tensorrt_model import EngineModel
+from blinkc.engine.tensorrt_profiles import RowRange
+from blinkc.engine.tensorrt_worker import PlanJob, WorkerJob, job_to_json
+from blinkc.errors import BlinkError
+
+DEFAULT_LEVEL = {"tensorrt": 2, "tensorrt-rtx": 3}
+DEFAULT_WORKSPACE_BYTES = 4 << 30
+_MAX_LOG_CHARS = 8000
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BuiltPlan:
+    """A plan that lies in `path`, and what its building took."""
+
+    segment: str
+    path: Path
+    version: str  # of the TensorRT that built it
+    level: int
+    seconds: float
+    scratch_bytes: int  # 0: only the GPU can tell
+
+    @property
+    def sha256(self) -> str:
+        """Return the digest of the plan."""
+        return hash_file(self.path)
+
+
+def build_plans(
+    api: TensorRtApi,
+    models: Sequence[EngineModel],
+    ranges: Sequence[RowRange],
+    folder: Path,
+    *,
+    targets: tuple[str, ...],
+    gpu: str,
+    options: EngineOptions,
+    say: Callable[[str], None] = lambda text: None,
+) -> list[BuiltPlan]:
+    """Return a plan for each model, built now or found in `folder`.
+
+    Args:
+        api: the TensorRT of this process; the workers import the same.
+        ranges: an optimization profile each.
+        folder: where plans and the timing cache are kept.
+        targets: GPUs to build for that need not be here; empty: the GPU of this machine.
+        gpu: GPU and driver of this machine, which decide what is built for it; else empty.
+        say: gets progress.
+
+    Raises:
+        BlinkError: a plan cannot be built. Those before it are kept.
+        KeyboardInterrupt: Ctrl-C; the worker is gone then.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    level = DEFAULT_LEVEL[api.engine] if options.level is None else options.level
+    job = WorkerJob(
+        engine=api.engine,
+        targets=targets,
+        optimization_level=level,
+        max_workspace_bytes=options.max_workspace_bytes or DEFAULT_WORKSPACE_BYTES,
+        timing_cache="" if targets else str(folder / f"timing-{api.engine}-{api.version_text}"),
+        budget_s=options.budget_s,
+        plans=(),
+    )
+    facts = (api.engine, api.version_text, targets, gpu, level, job.max_workspace_bytes, ranges)
+    outs = [folder / f"{digest_of(facts, model)[:32]}.plan" for model in models]
+    missing = [number for number, out in enumerate(outs) if _read_plan("", out) is None]
+    if missing:
+        with tempfile.TemporaryDirectory(prefix="blinkc-plans-") as scratch:
+            jobs = [
+                _plan_job(models[number], ranges, outs[number], Path(scratch) / f"{number}.onnx")
+                for number in missing
+            ]
+            # Plans for GPUs that are not here come out the same only from fresh processes; for the
+            # GPU here TensorRT measures anyway, and starting it up costs seconds.
+            groups = [[job] for job in jobs] if targets else [jobs]
+            for group in groups:
+                _run(replace(job, plans=tuple(group)), Path(scratch), api, say)
+    plans = []
+    for model, out in zip(models, outs, strict=True):
+        plan = _read_plan(model.name, out)
+        if plan is None:
+            raise BlinkError(f"{api.title} wrote no plan for segment {model.name}")
+        plans.append(plan)
+    return plans
+
+
+def _plan_job(
+    model: EngineModel, ranges: Sequence[RowRange], out: Path, model_path: Path
+) -> PlanJob:
+    model_path.write_bytes(model.model)
+    return PlanJob(
+        name=model.name,
+        model=str(model_path),
+        out=str(out.resolve()),
+        activations=model.activations,
+        weights=model.weights,
+        outputs=model.outputs,
+        ranges=tuple(ranges),
+    )
+
+
+def _read_plan(segment: str, out: Path) -> BuiltPlan | None:
+    """Return a plan that is there; its facts are written after it, so half of it is none."""
+    try:
+        facts = json.loads(out.with_name(out.name + ".json").read_text(encoding="utf-8"))
+        if not out.stat().st_size:
+            return None
+        return BuiltPlan(segment=segment, path=out, **facts)
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def _run(job: WorkerJob, scratch: Path, api: TensorRtApi, say: Callable[[str], None]) -> None:
+    """Run one worker to its end; whatever ends this function ends the worker."""
+    job_path = scratch / "job.json"
+    job_path.write_text(job_to_json(job), encoding="utf-8")
+    log_path = scratch / "log.txt"
+    root = str(Path(blinkc.__file__).resolve().parents[1])
+    paths = [root, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    environment.pop("BLINK_FIXED_LAYOUT", None)
+    with log_path.open("wb") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "blinkc.engine.tensorrt_worker", str(job_path)],
+            stdout=subprocess.PIPE,
+            stderr=log,
+            stdin=subprocess.DEVNULL,
+            env=environment,
+            text=True,
+            start_new_session=True,  # a terminal's Ctrl-C comes to us, and we end it
+        )
+        refusal: dict[str, Any] = {}
+        try:
+            assert process.stdout is not None
+            for line in process.stdout:
+                refusal = _hear(line, job, say) or refusal
+            status = process.wait()
+        finally:
+            process.kill()
+            process.wait()
+    if refusal:
+        raise BlinkError(refusal["error"], hint=refusal["hint"], log=refusal["log"])
+    if status != 0:
+        names = ", ".join(plan.name for plan in job.plans)
+        how = f"signal {-status}" if status < 0 else f"exit status {status}"
+        raise BlinkError(
+            f"{api.title} ended with {how} while building segment {names}",
+            hint=OTHER_ENGINE,
+            log=log_path.read_text(encoding="utf-8", errors="replace")[-_MAX_LOG_CHARS:],
+        )
+
+
+def _hear(line: str, job: WorkerJob, say: Callable[[str], None]) -> dict[str, Any] | None:
+    """Pass on a worker's line; return it when it says why it stops."""
+    try:
+        data: dict[str, Any] = json.loads(line)
+    except ValueError:
+        return None  # something that a library printed
+    if "error" in data:
+        return data
+    if "done" in data:
+        name = job.plans[int(data["done"])].name
+        say(f"{name}: {data['seconds']:.1f} s at level {data['level']}")
+    elif "phase" in data:
+        name = job.plans[int(data["plan"])].name
+        say(f"{name}: {data['phase']}, {data['step']} of {data['num_steps']}")
+    return None
