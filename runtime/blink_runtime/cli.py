@@ -1,4 +1,4 @@
-"""The command line of the runtime: run, tokenize, top, doctor."""
+"""The command line of the runtime: run, tokenize, top, trace, doctor."""
 
 from __future__ import annotations
 
@@ -100,6 +100,24 @@ def top(ring_name: str | None, once: bool, interval: float) -> None:
     from blink_runtime.top import run_top
 
     run_top(ring_name, once=once, interval_s=interval)
+
+
+@main.command()
+@click.option("--ring", "ring_name", help="Name of the ring; default: the only one running.")
+@click.option(
+    "-o",
+    "--output",
+    default="trace.json",
+    show_default=True,
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="File to write, for ui.perfetto.dev or chrome://tracing.",
+)
+@click.option("--seconds", default=5.0, show_default=True, help="How long to watch.")
+def trace(ring_name: str | None, output: Path, seconds: float) -> None:
+    """Record the steps and requests of a running server."""
+    from blink_runtime.step_trace import run_trace
+
+    run_trace(ring_name, output, seconds)
 
 
 @main.command()

@@ -44,13 +44,7 @@ def run_top(ring_name: str | None, *, once: bool, interval_s: float) -> None:
     Raises:
         BlinkError: there is no such ring, or several and none was named.
     """
-    from blink_runtime import _native
-
-    name = ring_name or find_ring()
-    try:
-        ring = _native.Ring.open(name)
-    except _native.RingError as error:
-        raise BlinkError(f"ring {name}: {error}", hint="is the server running?") from error
+    ring, name = open_ring(ring_name)
     previous = take_sample(ring)
     try:
         while True:
@@ -65,6 +59,21 @@ def run_top(ring_name: str | None, *, once: bool, interval_s: float) -> None:
             previous = sample
     except KeyboardInterrupt:
         return
+
+
+def open_ring(ring_name: str | None) -> tuple[_native.Ring, str]:
+    """Open a ring in shared memory, and say its name.
+
+    Raises:
+        BlinkError: there is no such ring, or several and none was named.
+    """
+    from blink_runtime import _native
+
+    name = ring_name or find_ring()
+    try:
+        return _native.Ring.open(name), name
+    except _native.RingError as error:
+        raise BlinkError(f"ring {name}: {error}", hint="is the server running?") from error
 
 
 def find_ring() -> str:

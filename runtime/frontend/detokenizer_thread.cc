@@ -81,7 +81,10 @@ void DetokenizerThread::take_tokens(Generation& generation, const TokenEvent& ev
                                     Clock::time_point now) {
   // Tokens that came in one poll share its time.
   const bool is_first = generation.num_output_tokens == 0;
-  if (is_first) metrics_.ttft.observe_ns(ns_between(generation.submitted_at, now));
+  if (is_first) {
+    generation.first_token_at = now;
+    metrics_.ttft.observe_ns(ns_between(generation.submitted_at, now));
+  }
   const uint64_t ns = is_first ? 0 : ns_between(generation.last_token_at, now) / event.num_tokens;
   metrics_.itl.observe_ns(ns, is_first ? event.num_tokens - 1u : event.num_tokens);
   generation.last_token_at = now;
@@ -159,6 +162,10 @@ void DetokenizerThread::answer(Generation& generation, const char* finish_reason
   }
   (finish_reason[0] == 's' ? metrics_.requests_stopped : metrics_.requests_at_length).add();
   metrics_.e2e.observe_ns(ns_between(generation.submitted_at, Clock::now()));
+  if (generation.num_output_tokens > 1) {
+    metrics_.tpot.observe_ns(ns_between(generation.first_token_at, generation.last_token_at) /
+                             (generation.num_output_tokens - 1));
+  }
   publish(generation, true);
 }
 

@@ -52,6 +52,7 @@ struct Generation : std::enable_shared_from_this<Generation> {
   std::string text;  // not a stream: the whole answer; a stream: scratch for one event
   uint32_t num_output_tokens = 0;
   bool is_answered = false;  // what follows is dropped: stop string found, failed, or complete
+  Clock::time_point first_token_at;
   Clock::time_point last_token_at;
   // The pipeline's own reference, set by the network thread; dropped with the last event.
   std::shared_ptr<Generation> pipeline_reference;

@@ -49,17 +49,20 @@ GenerationPipeline::GenerationPipeline(const FrontEndConfig& config,
       ready_(ring_.num_slots() * 2),
       detokenizer_(metrics_, events_, events_bell_, ready_, std::move(wake_network)),
       reader_(config, ring_, slots_, metrics_, events_, events_bell_),
+      step_metrics_(ring_.transport(), ring_.sizes(), metrics_),
       statuses_(ring_.num_slots()),
       random_(seeded_generator()) {}
 
 void GenerationPipeline::start() {
   detokenizer_.start();
   reader_.start();
+  step_metrics_.start();
 }
 
 void GenerationPipeline::stop(std::chrono::milliseconds patience) {
   reader_.stop(patience);  // emits the last events, so the detokenizer ends after it
   detokenizer_.stop();
+  step_metrics_.stop();
   ring_.close();
 }
 
@@ -232,6 +235,7 @@ std::variant<std::shared_ptr<Generation>, ApiError> GenerationPipeline::submit(
 }
 
 std::string GenerationPipeline::prometheus_text() {
+  step_metrics_.refresh();
   blink_ring_header header;
   const bool is_read = ring_.read_header(header) == Status::ok;
   return metrics_.prometheus_text(is_read ? &header : nullptr, is_healthy());

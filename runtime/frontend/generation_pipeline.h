@@ -18,6 +18,7 @@
 #include "frontend/request_parser.h"
 #include "frontend/ring_client.h"
 #include "frontend/slot_tracker.h"
+#include "frontend/step_metrics.h"
 #include "frontend/text_codec.h"
 #include "frontend/token_reader.h"
 
@@ -79,6 +80,7 @@ class GenerationPipeline {
   ReadyQueue ready_;
   DetokenizerThread detokenizer_;
   TokenReader reader_;
+  StepMetrics step_metrics_;
   std::vector<blink_slot_status> statuses_;  // the network thread's mirror
   std::mt19937_64 random_;  // network thread: ids, and seeds where a client gave none
 };

@@ -5,6 +5,9 @@
 namespace blink {
 namespace {
 
+// By BLINK_GRAPH_*.
+constexpr std::array<std::string_view, 2> kKindLabels = {"kind=\"prefill\"", "kind=\"decode\""};
+
 void append_value(std::string_view name, std::string_view labels, double value, std::string& out) {
   char number[32];
   std::snprintf(number, sizeof(number), " %.15g\n", value);
@@ -60,28 +63,35 @@ void append_ring(const blink_ring_header& header, std::string& out) {
 
 }  // namespace
 
-void Histogram::observe_ns(uint64_t ns, uint64_t count) {
-  const double seconds = static_cast<double>(ns) * 1e-9;
+void Histogram::observe(uint64_t value, uint64_t count) {
+  const double scaled = static_cast<double>(value) * unit_;
   size_t bucket = 0;
-  while (bucket < kBoundsSeconds.size() && seconds > kBoundsSeconds[bucket]) ++bucket;
+  while (bucket < bounds_.size() && scaled > bounds_[bucket]) ++bucket;
   buckets_[bucket].add(count);
-  sum_ns_.add(ns * count);
+  sum_.add(value * count);
 }
 
 void Histogram::append_text(std::string_view name, std::string_view help, std::string& out) const {
   append_header(name, "histogram", help, out);
-  uint64_t cumulative = 0;
+  append_samples(name, "", out);
+}
+
+void Histogram::append_samples(std::string_view name, std::string_view label,
+                               std::string& out) const {
+  const std::string before = label.empty() ? std::string() : std::string(label) + ",";
+  const std::string labels = label.empty() ? std::string() : "{" + std::string(label) + "}";
   const std::string bucket_name = std::string(name) + "_bucket";
-  for (size_t i = 0; i < kBoundsSeconds.size(); ++i) {
+  uint64_t cumulative = 0;
+  for (size_t i = 0; i < bounds_.size(); ++i) {
     cumulative += buckets_[i].value();
-    char label[32];
-    std::snprintf(label, sizeof(label), "{le=\"%g\"}", kBoundsSeconds[i]);
-    append_value(bucket_name, label, static_cast<double>(cumulative), out);
+    char bound[32];
+    std::snprintf(bound, sizeof(bound), "le=\"%g\"}", bounds_[i]);
+    append_value(bucket_name, "{" + before + bound, static_cast<double>(cumulative), out);
   }
-  cumulative += buckets_.back().value();
-  append_value(bucket_name, "{le=\"+Inf\"}", static_cast<double>(cumulative), out);
-  append_value(std::string(name) + "_sum", "", static_cast<double>(sum_ns_.value()) * 1e-9, out);
-  append_value(std::string(name) + "_count", "", static_cast<double>(cumulative), out);
+  cumulative += buckets_[bounds_.size()].value();
+  append_value(bucket_name, "{" + before + "le=\"+Inf\"}", static_cast<double>(cumulative), out);
+  append_value(std::string(name) + "_sum", labels, static_cast<double>(sum_.value()) * unit_, out);
+  append_value(std::string(name) + "_count", labels, static_cast<double>(cumulative), out);
 }
 
 void Metrics::count_response(int http_status) {
@@ -131,8 +141,20 @@ std::string Metrics::prometheus_text(const blink_ring_header* header, bool is_he
   count("blink_sequence_mismatches_total", "Output that was not the request's own",
         sequence_mismatches);
   ttft.append_text("blink_ttft_seconds", "Submission to first token", out);
+  tpot.append_text("blink_tpot_seconds", "Time per output token of a request after its first", out);
   itl.append_text("blink_itl_seconds", "Between two tokens of a request", out);
   e2e.append_text("blink_e2e_seconds", "Submission to last token", out);
+  append_header("blink_step_seconds", "histogram", "Steps by kind, from the scheduler's trace",
+                out);
+  for (size_t kind = 0; kind < steps.size(); ++kind) {
+    steps[kind].seconds.append_samples("blink_step_seconds", kKindLabels[kind], out);
+  }
+  append_header("blink_step_lanes", "histogram", "Requests in a step, by kind", out);
+  for (size_t kind = 0; kind < steps.size(); ++kind) {
+    steps[kind].lanes.append_samples("blink_step_lanes", kKindLabels[kind], out);
+  }
+  count("blink_steps_missed_total", "Trace records overwritten before they were read",
+        steps_missed);
   if (header != nullptr) append_ring(*header, out);
   return out;
 }

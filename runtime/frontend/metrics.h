@@ -5,6 +5,7 @@
 #include <array>
 #include <atomic>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -22,18 +23,48 @@ class Counter {
   std::atomic<uint64_t> value_{0};
 };
 
-// Times in buckets of a Prometheus histogram.
+// Upper bounds of histogram buckets: seconds, or a number of things.
+inline constexpr std::array<double, 16> kRequestBounds = {
+    0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 120};
+inline constexpr std::array<double, 20> kTokenBounds = {
+    0.0005, 0.001, 0.002, 0.003, 0.004, 0.005, 0.006, 0.0075, 0.01, 0.0125,
+    0.015,  0.02,  0.025, 0.035, 0.05,  0.1,   0.25,  0.5,    1,    5};
+inline constexpr std::array<double, 22> kStepBounds = {
+    0.00002, 0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.002, 0.003, 0.004, 0.005, 0.006,
+    0.0075,  0.01,    0.015,  0.02,    0.03,   0.05,  0.1,   0.25,  0.5,   1,     5};
+inline constexpr std::array<double, 13> kLaneBounds = {1,  2,  4,  8,  12,  16, 24,
+                                                       32, 48, 64, 96, 128, 256};
+
+// A Prometheus histogram. Observed values are whole numbers of `unit`; bounds have static lifetime.
 class Histogram {
  public:
-  static constexpr std::array<double, 16> kBoundsSeconds = {
-      0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 120};
+  static constexpr size_t kMaxBounds = 24;
 
-  void observe_ns(uint64_t ns, uint64_t count = 1);
+  Histogram(std::span<const double> bounds, double unit) : bounds_(bounds), unit_(unit) {}
+
+  void observe(uint64_t value, uint64_t count = 1);
+  // Header and samples of a histogram without labels.
   void append_text(std::string_view name, std::string_view help, std::string& out) const;
+  // The samples alone; `label` such as kind="decode", or empty.
+  void append_samples(std::string_view name, std::string_view label, std::string& out) const;
 
  private:
-  std::array<Counter, kBoundsSeconds.size() + 1> buckets_;
-  Counter sum_ns_;
+  std::span<const double> bounds_;
+  double unit_;
+  std::array<Counter, kMaxBounds + 1> buckets_;
+  Counter sum_;  // of observed values
+};
+
+class TimeHistogram : public Histogram {
+ public:
+  explicit TimeHistogram(std::span<const double> bounds) : Histogram(bounds, 1e-9) {}
+  void observe_ns(uint64_t ns, uint64_t count = 1) { observe(ns, count); }
+};
+
+// What the step trace tells about one kind of step.
+struct StepHistograms {
+  TimeHistogram seconds{kStepBounds};
+  Histogram lanes{kLaneBounds, 1};
 };
 
 struct Metrics {
@@ -52,9 +83,12 @@ struct Metrics {
   Counter prompt_tokens;
   Counter output_tokens;
   Counter sequence_mismatches;  // output that was not the request's own
-  Histogram ttft;
-  Histogram itl;
-  Histogram e2e;
+  TimeHistogram ttft{kRequestBounds};
+  TimeHistogram tpot{kTokenBounds};  // of a request: (last token - first token) / (tokens - 1)
+  TimeHistogram itl{kTokenBounds};
+  TimeHistogram e2e{kRequestBounds};
+  std::array<StepHistograms, 2> steps;  // by BLINK_GRAPH_*
+  Counter steps_missed;                 // trace records that were overwritten before they were read
 
   void count_response(int http_status);
   // `header` null: the ring could not be read.

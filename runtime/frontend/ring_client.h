@@ -26,6 +26,7 @@ class RingClient {
   uint32_t num_slots() const { return num_slots_; }
   uint32_t epoch() const { return epoch_; }
   TransportInfo info() const { return transport_->info(); }
+  Transport& transport() { return *transport_; }
 
   // Slots that something older than this attach may still occupy.
   const std::vector<uint32_t>& unsettled_slots() const { return unsettled_; }

@@ -4,6 +4,7 @@
 NB_MODULE(_native, module) {
   module.doc() = "The native half of blink-runtime.";
   blink::bind_ring(module);
+  blink::bind_step_trace(module);
 #ifdef BLINK_HAS_TOKENIZER
   bind_tokenizer(module);
 #endif
