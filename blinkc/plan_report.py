@@ -15,6 +15,7 @@ from blinkc.capture.plan_capture import (
     GRAPH_NODE_BYTES,
     NODES_PER_CUT_OP,
     NODES_PER_SEGMENT_CALL,
+    TOKEN_RECORD_BYTES,
     plan_from_spec,
 )
 from blinkc.config import CompileConfig
@@ -94,7 +95,7 @@ def report_to_json(report: PlanReport) -> dict[str, Any]:
             name: getattr(plan, name)
             for name in (
                 "max_batch", "max_seqlen", "max_prefill_tokens", "max_prefill_batch", "num_slots",
-                "num_kv_pages", "page_size_tokens", "max_pages_per_lane",
+                "num_kv_pages", "page_size_tokens", "max_pages_per_lane", "output_record_bytes",
             )
         },
         "memory": {**asdict(plan.memory), "total_bytes": plan.memory.total_bytes},
@@ -159,12 +160,23 @@ def _memory_rows(plan: CapturePlan) -> list[tuple[str, str, str]]:
         ("KV pages", memory.kv_bytes, f"{plan.num_physical_pages} of {page_bytes} bytes"),
         ("graphs", memory.graph_bytes, f"{len(plan.keys)} at {GRAPH_NODE_BYTES} bytes a node"),
         ("scratch", memory.arena_bytes + memory.step_bytes, "values, scratch, step buffers"),
-        ("ring", memory.ring_bytes, f"{plan.num_slots} slots"),
+        ("ring", memory.ring_bytes, _ring_text(plan)),
         ("sum", memory.total_bytes, ""),
     ]
     if memory.budget_bytes:
         rows.append(("budget", memory.budget_bytes, "--memory-budget"))
     return [(name, f"{size / MIB:10.1f} MiB", text) for name, size, text in rows]
+
+
+def _ring_text(plan: CapturePlan) -> str:
+    """Say what an output token takes: with logprobs eight times as much."""
+    output_mib = plan.num_slots * plan.max_output_tokens * plan.output_record_bytes / MIB
+    has_logprobs = plan.output_record_bytes > TOKEN_RECORD_BYTES
+    return (
+        f"{plan.num_slots} slots; {output_mib:.1f} MiB of it output, "
+        f"{plan.output_record_bytes} bytes a token with"
+        + (" logprobs (--no-logprobs: 8)" if has_logprobs else "out logprobs")
+    )
 
 
 def _print_rows(rows: Sequence[tuple[str, str, str]]) -> None:

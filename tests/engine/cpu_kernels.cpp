@@ -11,6 +11,8 @@
 #include "blink/cpu/gemm.hpp"
 #include "blink/cpu/math.hpp"
 #include "blink/cpu/parallel.hpp"
+#include "blink/cpu/adjust_logits.hpp"
+#include "blink/cpu/logprobs.hpp"
 #include "blink/cpu/sample.hpp"
 
 using namespace blink::cpu;
@@ -98,6 +100,29 @@ extern "C" void test_sample(const float* logits, uint32_t vocab, uint64_t seed, 
     params.token_index = i;
     out[i] = sample_row(logits, vocab, params, scratch);
   }
+}
+
+// The logits that slot 0 of a ring with these areas is sampled from. Returns the words of the
+// counts that were left behind, which must be none.
+extern "C" uint32_t test_adjust(const float* logits, uint32_t vocab,
+                                const blink_slot_request* request, const uint32_t* prompt,
+                                const unsigned char* records, uint32_t record_bytes,
+                                uint32_t token_index, uint32_t flags, float* out) {
+  static AdjustScratch scratch;  // used again, as a thread's is
+  blink_sampling_params params{};
+  params.token_index = token_index;
+  params.flags = flags;
+  const blink_sampling_history history{request, prompt, records, 0, record_bytes, 0};
+  const float* adjusted = adjust_logits(logits, vocab, params, &history, scratch);
+  std::copy_n(adjusted, vocab, out);
+  return static_cast<uint32_t>(
+      scratch.counts.size() -
+      static_cast<size_t>(std::count(scratch.counts.begin(), scratch.counts.end(), 0u)));
+}
+
+extern "C" void test_logprobs(const float* logits, uint32_t vocab, uint32_t chosen,
+                              uint32_t num_top, float* out) {
+  write_logprobs(logits, vocab, chosen, num_top, out);
 }
 
 extern "C" uint32_t test_philox(uint64_t key, uint32_t counter) { return philox4x32(key, counter); }

@@ -16,8 +16,15 @@
 
 #include <stdint.h>
 
+#include "blink/abi.h"
+
 #define BLINK_SAMPLE_ENABLED \
   1u /* without it the row samples nothing: padding, or a chunk but the last */
+/* The logits are changed before sampling, by fields of the slot's request; only samplers whose
+ * BLINK_SAMPLER_* bits say so look at these. */
+#define BLINK_SAMPLE_PENALTIES 2u
+#define BLINK_SAMPLE_LOGIT_BIAS 4u
+#define BLINK_SAMPLE_MIN_TOKENS 8u
 
 typedef struct blink_sampling_params {
   uint64_t seed;
@@ -32,6 +39,19 @@ typedef struct blink_sampling_params {
   uint32_t reserved[6];
 } blink_sampling_params; /* 64 bytes */
 
+/* Where a sampler finds a slot's request and the tokens before the one it samples. The scheduler's
+ * own; it stays as it is from start to stop. Output token i of a slot is the first word of record
+ * i; records before `token_index` are there when the graph runs, also after a pause. Prompt ids may
+ * be past the vocabulary if a front end overwrites them. */
+typedef struct blink_sampling_history {
+  const blink_slot_request* requests; /* [num_slots] verified copies */
+  const uint32_t* prompts;
+  const unsigned char* outputs;
+  uint64_t output_stride_bytes; /* of a slot */
+  uint32_t output_record_bytes;
+  uint32_t prompt_stride_tokens; /* of a slot */
+} blink_sampling_history;        /* 40 bytes */
+
 typedef struct blink_step_state {
   uint64_t completion; /* written last by the graph: `launch` of the step it finished */
   uint64_t launch;     /* number of this launch, from 1; written by the scheduler */
@@ -39,7 +59,8 @@ typedef struct blink_step_state {
   uint32_t num_rows;
   uint32_t kind; /* BLINK_GRAPH_* */
   uint32_t key_index;
-  uint32_t reserved[8];
+  const blink_sampling_history* history; /* null: nobody schedules, so nothing but the parameters */
+  uint32_t reserved[6];
 } blink_step_state; /* 64 bytes */
 
 typedef struct blink_step_buffers {

@@ -15,9 +15,11 @@
 #include <vector>
 
 #include "blink/abi.h"
+#include "blink/cpu/adjust_logits.hpp"
 #include "blink/cpu/attention.hpp"
 #include "blink/cpu/experts.hpp"
 #include "blink/cpu/gemm.hpp"
+#include "blink/cpu/logprobs.hpp"
 #include "blink/cpu/parallel.hpp"
 #include "blink/cpu/sample.hpp"
 #include "blink/step.h"
@@ -149,6 +151,7 @@ class Model {
     for (const ExpertsSpec& e : spec_.experts) {
       experts_.reserve(spec_.max_step_tokens, e.per_token, e.num_experts, e.hidden, e.intermediate);
     }
+    adjust_scratch_.resize(threads);
     sample_scratch_.resize(threads);
     for (SampleScratch& scratch : sample_scratch_) {
       scratch.probabilities.resize(spec_.vocab_size);
@@ -158,6 +161,7 @@ class Model {
     ints_ = allocate_zeroed<int32_t>(ints);
     state_ = allocate_zeroed<blink_step_state>(1);
     sampling_ = allocate_zeroed<blink_sampling_params>(batch);
+    logprobs_ = allocate_zeroed<float>(batch * kLogprobFloats);
     int32_t* next = ints_.get();
     auto take = [&next](size_t count) { return std::exchange(next, next + count); };
     buffers_ = blink_step_buffers{
@@ -172,7 +176,7 @@ class Model {
         .page_table = take((batch + 1) * spec_.max_pages_per_lane),
         .sampling = sampling_.get(),
         .sampled_ids = take(batch),
-        .sampled_logprobs = nullptr,
+        .sampled_logprobs = logprobs_.get(),
         .max_step_tokens = spec_.max_step_tokens,
         .max_batch = spec_.max_batch,
         .max_pages_per_lane = spec_.max_pages_per_lane,
@@ -192,9 +196,11 @@ class Model {
   ZeroedArray<float> scores_;
   ExpertsScratch experts_;
   std::vector<SampleScratch> sample_scratch_;  // by thread
+  std::vector<AdjustScratch> adjust_scratch_;  // by thread; empty until a request needs it
   ZeroedArray<int32_t> ints_;
   ZeroedArray<blink_step_state> state_;
   ZeroedArray<blink_sampling_params> sampling_;
+  ZeroedArray<float> logprobs_;
   blink_step_buffers buffers_{};
 };
 
@@ -219,6 +225,7 @@ struct Step {
   AttentionScratch attention_scratch() const { return {model.scores_.get(), model.scores_stride_}; }
   ExpertsScratch& experts_scratch() const { return model.experts_; }
   SampleScratch& sample_scratch(uint32_t thread) const { return model.sample_scratch_[thread]; }
+  AdjustScratch& adjust_scratch(uint32_t thread) const { return model.adjust_scratch_[thread]; }
 };
 
 inline int Model::launch(uint32_t key_index) {
@@ -257,13 +264,25 @@ void run_rows(Worker& worker, uint32_t num_rows, Body&& body) {
                [&](uint32_t chunk) { body(chunks.begin(chunk), chunks.end(chunk)); });
 }
 
+// What a request does not use costs nothing but the look at its flags.
 inline void sample_rows(Worker& worker, const Step& step, const float* logits) {
   const uint32_t vocab = step.vocab_size();
+  const blink_step_buffers& buffers = step.buffers;
   worker.phase(step.num_rows, [&](uint32_t row) {
-    const blink_sampling_params& params = step.buffers.sampling[row];
+    const blink_sampling_params& params = buffers.sampling[row];
     if (!(params.flags & BLINK_SAMPLE_ENABLED)) return;
-    step.buffers.sampled_ids[row] = sample_row(logits + size_t{row} * vocab, vocab, params,
-                                               step.sample_scratch(worker.index()));
+    const float* own = logits + size_t{row} * vocab;
+    const float* sampled = own;
+    if (params.flags != BLINK_SAMPLE_ENABLED) {
+      sampled = adjust_logits(own, vocab, params, buffers.state->history,
+                              step.adjust_scratch(worker.index()));
+    }
+    const int32_t id = sample_row(sampled, vocab, params, step.sample_scratch(worker.index()));
+    buffers.sampled_ids[row] = id;
+    if (params.num_logprobs > 0 && id >= 0) {
+      write_logprobs(own, vocab, static_cast<uint32_t>(id), params.num_logprobs - 1,
+                     buffers.sampled_logprobs + size_t{row} * kLogprobFloats);
+    }
   });
 }
 

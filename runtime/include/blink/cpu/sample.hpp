@@ -110,7 +110,7 @@ size_t nucleus_size(std::vector<uint32_t>& ids, size_t count, const float* p, fl
 }
 
 // Samples one row; -1 when its logits hold NaN. `scratch` is the thread's own. No allocation once
-// warm. Penalties and logit bias, where compiled in, act on the logits before this.
+// warm. Penalties and logit bias act on the logits before this: adjust_logits.hpp.
 inline int32_t sample_row(const float* logits, uint32_t vocab, const blink_sampling_params& params,
                           SampleScratch& scratch) {
   const Best best = arg_max(logits, vocab);

@@ -97,6 +97,17 @@ BLINK_FUNCTION uint32_t check_request(const Scheduler* s, const blink_slot_reque
   return BLINK_ERROR_NONE;
 }
 
+BLINK_FUNCTION uint32_t sampling_flags(const blink_slot_request& request) {
+  const bool has_penalties = request.presence_penalty != 0.0f ||
+                             request.frequency_penalty != 0.0f ||
+                             request.repetition_penalty != 1.0f;
+  uint32_t flags = BLINK_SAMPLE_ENABLED;
+  if (has_penalties) flags |= BLINK_SAMPLE_PENALTIES;
+  if (request.num_logit_bias > 0) flags |= BLINK_SAMPLE_LOGIT_BIAS;
+  if (request.min_output_tokens > 0) flags |= BLINK_SAMPLE_MIN_TOKENS;
+  return flags;
+}
+
 // Leader: takes the slot over, to wait for a lane or, with an error, to fail at once.
 BLINK_FUNCTION void take_over(Scheduler* s, uint32_t front_end, const Event& event,
                               uint32_t error) {
@@ -116,6 +127,7 @@ BLINK_FUNCTION void take_over(Scheduler* s, uint32_t front_end, const Event& eve
   record.num_prompt_tokens = request.num_prompt_tokens;
   record.max_output_tokens =
       smaller(request.max_output_tokens, s->limits.max_seqlen - request.num_prompt_tokens);
+  record.sampling_flags = sampling_flags(request);
   record.submit_number = request.submit_number;
   record.state = BLINK_STATE_PREFILL_PENDING;
   insert_waiting(s, event.slot);

@@ -19,7 +19,7 @@ BLINK_FUNCTION void fill_row(Scheduler* s, uint32_t row_index) {
   blink_sampling_params& sampling = step.sampling[row_index];
   sampling.seed = request.seed;
   sampling.token_index = s->slots[row.slot].num_generated;
-  sampling.flags = row.samples != 0 ? BLINK_SAMPLE_ENABLED : 0;
+  sampling.flags = row.samples != 0 ? s->slots[row.slot].sampling_flags : 0;
   sampling.temperature = request.temperature;
   sampling.top_p = request.top_p;
   sampling.min_p = request.min_p;

@@ -83,6 +83,12 @@ BLINK_FUNCTION void point_into_ring(Scheduler* s, void* ring, const blink_step_b
   s->ring_max_output_tokens = smaller(header->max_output_tokens, BLINK_MAX_NUM_GENERATED);
   s->trace_capacity = header->trace_capacity;
   s->step = step;
+  s->history = blink_sampling_history{s->requests,
+                                      s->ring_prompts,
+                                      s->ring_outputs,
+                                      s->output_stride_bytes,
+                                      s->output_record_bytes,
+                                      s->prompt_stride_tokens};
   s->graphs = graphs;
   const uint64_t cache_tokens =
       static_cast<uint64_t>(header->num_kv_pages) * header->page_size_tokens;
@@ -134,6 +140,7 @@ BLINK_FUNCTION uint32_t initialize_scheduler(void* state, uint64_t state_bytes, 
     point_into_ring(s, ring, step, graphs, max_prefill_tokens);
     step.state->completion = 0;
     step.state->launch = 0;
+    step.state->history = &s->history;
   }
   team.sync();
   for (uint32_t i = team.id(); i < s->limits.num_kv_pages; i += team.count()) {

@@ -88,7 +88,7 @@ struct SlotRecord {
   uint32_t front_end;
   uint32_t num_readings;      // of the payload, while its checksum disagrees
   uint32_t reading_sequence;  // the sequence that num_readings belongs to
-  uint32_t reserved0;
+  uint32_t sampling_flags;    // BLINK_SAMPLE_* of a row that samples
   uint64_t submit_number;
   uint64_t admit_number;  // age: order of first admission over all front ends
 };
@@ -145,6 +145,7 @@ struct Scheduler {
   uint32_t ring_max_output_tokens;
   uint32_t trace_capacity;
   blink_step_buffers step;
+  blink_sampling_history history;  // step.state->history points here
   GraphTable graphs;
   Limits limits;
 
