@@ -7,9 +7,10 @@ BIN := $(VENV)/bin
 DEMO := .demo
 MODEL := $(DEMO)/SmolLM2-135M-Instruct
 BUNDLE := $(DEMO)/bundle
+GPU_MODELS := .cache/gpu_models
 SYSTEM_PACKAGES := g++ cmake ninja-build ccache libboost1.81-dev|libboost1.83-dev
 
-.PHONY: demo test test-slow lint bench bench-cpu system-packages native wheel clean
+.PHONY: demo test test-slow lint bench bench-cpu bench-gpu system-packages native wheel clean
 
 demo: $(BUNDLE)/manifest.json
 	$(BIN)/python examples/01_smollm2/ask.py $(BUNDLE) "What is the capital of France?"
@@ -30,6 +31,14 @@ bench: bench-cpu
 
 bench-cpu: $(BUNDLE)/manifest.json
 	$(BIN)/python benchmarks/bench_cpu.py $(MODEL) $(BUNDLE)
+
+# On a machine with an NVIDIA GPU. The models are compiled once (about ten minutes, no weights).
+bench-gpu: $(GPU_MODELS)/.prepared
+	$(BIN)/python -m benchmarks.bench_gpu --models $(GPU_MODELS)
+
+$(GPU_MODELS)/.prepared: | $(VENV)/.installed
+	$(BIN)/python -m benchmarks.prepare_gpu $(GPU_MODELS)
+	@touch $@
 
 system-packages:
 	@.ci/system-packages $(foreach package,$(SYSTEM_PACKAGES),'$(package)')

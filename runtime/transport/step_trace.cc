@@ -30,7 +30,8 @@ Status StepTraceReader::poll() {
   if (const Status status = transport_.read_object(kCountOffset, end); status != Status::ok) {
     return status;
   }
-  if (end <= next_ || capacity_ == 0) return Status::ok;
+  if (end < next_) next_ = 0;  // another ring, found again where the old one was
+  if (end == next_ || capacity_ == 0) return Status::ok;
   const uint64_t first = std::max(next_, end - std::min(end, capacity_));
   uint64_t end_after = end;
   if (const Status status = read_from(first, end, end_after); status != Status::ok) {

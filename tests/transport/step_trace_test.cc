@@ -49,6 +49,11 @@ class TestRing {
     }
   }
 
+  void restart() {
+    num_written_ = 0;
+    std::atomic_ref<uint64_t>(view_.header()->trace_count).store(0, std::memory_order_release);
+  }
+
  private:
   struct alignas(4096) Page {
     std::byte bytes[4096] = {};
@@ -147,6 +152,21 @@ TEST(overtaken) {
     check_whole(reader, std::max<uint64_t>(21, oldest));
     CHECK(reader.next_index() == 20 + extra);
   }
+}
+
+// The owner was replaced: its trace begins anew.
+TEST(begins_anew) {
+  TestRing ring;
+  const auto transport = ring.connect();
+  StepTraceReader reader(*transport, small_sizes());
+  ring.write(9);
+  CHECK(reader.poll() == Status::ok);
+  ring.restart();
+  ring.write(3);
+  CHECK(reader.poll() == Status::ok);
+  CHECK(reader.records().size() == 3);
+  check_whole(reader, 1);
+  CHECK(reader.num_missed() == 0);
 }
 
 TEST(closed) {

@@ -1,0 +1,260 @@
+"""All figures of one GPU in one run: prepared folders -> tables on stdout, JSON in results.
+
+`make bench-gpu`, or `python -m benchmarks.bench_gpu --models FOLDER [--parts serve,compare,...]`.
+FOLDER holds llama8b, llama8b_cache and qwen3moe, as `python -m benchmarks.prepare_gpu FOLDER`
+makes them (make does). Request shapes and counts are those that vLLM's own client was given for the
+comparison, `at a time` being its max-concurrency; they go over HTTP. Each part is written as soon
+as it is done, so that a run that is cut short keeps what it had.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks import host_facts
+from benchmarks.gpu_bars import BARS, judge
+from benchmarks.http_load import Load, LoadClient, summary
+from benchmarks.server_process import ROOT, ServerError, ServerProcess, environment, gpu_server
+
+PEAK_BYTES_PER_S = 4.3e12  # copy, read + write, one H200
+FRONT_END_THREADS = ("blink-net", "blink-rea", "blink-det", "blink-pre", "blink-ste", "blink-log")
+PLACEMENTS = ("chained", "persistent", "host")
+COMPARE_KEYS = "decode:1:512:200,decode:16:2048:1100,prefill:1:512:512,prefill:1:2048:2048"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Shape:
+    """A line of the request table: `concurrency` at a time, `num_requests` in all."""
+
+    name: str
+    concurrency: int
+    num_requests: int
+    prompt_tokens: int
+    output_tokens: int
+
+    def __str__(self) -> str:
+        return f"{self.concurrency} at a time, {self.prompt_tokens} -> {self.output_tokens}"
+
+
+WARM = Shape(name="warm", concurrency=1, num_requests=2, prompt_tokens=64, output_tokens=16)
+BS1 = Shape(name="bs1", concurrency=1, num_requests=6, prompt_tokens=64, output_tokens=256)
+C16 = Shape(name="c16", concurrency=16, num_requests=64, prompt_tokens=1024, output_tokens=128)
+LONG = Shape(name="long", concurrency=1, num_requests=32, prompt_tokens=64, output_tokens=1900)
+C64 = Shape(name="c64", concurrency=64, num_requests=192, prompt_tokens=1024, output_tokens=128)
+
+
+def weight_bytes(launches: dict[str, Any], rows: int, distinct_experts: float) -> float:
+    """Return the bytes of weights that a decode step of `rows` must read.
+
+    The embedding table gives a row a token; of a mixture's experts only the chosen ones count.
+    """
+    widths = {"fp32": 4, "bf16": 2, "fp16": 2, "int32": 4, "int64": 8, "bool": 1}
+    gathered = embedding_weights(launches)
+    total = 0.0
+    for number, weight in enumerate(launches["weights"]):
+        size = float(widths[weight["dtype"]])
+        for axis in weight["shape"]:
+            size *= axis
+        if number in gathered:
+            size = size / weight["shape"][0] * rows
+        elif len(weight["shape"]) == 3:
+            size *= min(distinct_experts / weight["shape"][0], 1.0)
+        total += size
+    return total
+
+
+def embedding_weights(launches: dict[str, Any]) -> set[int]:
+    """Find the weights of vocabulary size that no product reads: rows are gathered from them."""
+    products = {
+        int(entry["weight"][1])
+        for entry in launches["steps"]
+        if entry["op"] == "gemm" and entry["weight"][0] == "weight"
+    }
+    return {
+        number
+        for number, weight in enumerate(launches["weights"])
+        if weight["shape"][0] == launches["vocab_size"] and number not in products
+    }
+
+
+def run_shape(
+    client: LoadClient, server: ServerProcess, shape: Shape, vocab: int
+) -> dict[str, Any]:
+    """Send one shape's requests; return its summary and the CPU time of the server's threads."""
+    load = Load(
+        num_requests=shape.num_requests, prompt_tokens=shape.prompt_tokens,
+        output_tokens=shape.output_tokens, concurrency=shape.concurrency, vocab_size=vocab,
+    )  # fmt: skip
+    before, started = server.threads(), time.monotonic()
+    result = summary(client.run(load))
+    used = host_facts.used_by_threads(before, server.threads(), time.monotonic() - started)
+    result["server_threads_percent"] = {name: v for name, v in used.items() if v > 0}
+    print(
+        f"  {shape!s:<28} {result['tokens_per_s']:8.1f} tok/s   "
+        f"TTFT p50 {result['ttft_ms']['p50']:8.2f} ms   TPOT p50 {result['tpot_ms']['p50']:6.3f} "
+        f"p99 {result['tpot_ms']['p99']:6.3f} ms",
+        flush=True,
+    )
+    return result
+
+
+def serve(folder: Path, placement: str, shapes: Sequence[Shape], *options: str) -> dict[str, Any]:
+    """Serve a folder over HTTP and send it the shapes in turn."""
+    launches = json.loads((folder / "launches.json").read_text())
+    print(f"{folder.name}, {placement}:", flush=True)
+    with ServerProcess(gpu_server(folder, placement, *options)) as server:
+        result: dict[str, Any] = {"load": server.events["load"], "start_s": server.start_s}
+        result["floor_bs1_ms"] = 1e3 * weight_bytes(launches, 1, 8) / PEAK_BYTES_PER_S
+        with LoadClient(server.url) as client:
+            run_shape(client, server, WARM, launches["vocab_size"])
+            for shape in shapes:
+                result[shape.name] = run_shape(client, server, shape, launches["vocab_size"])
+        result["end"] = server.end()
+    return result
+
+
+def part_serve(models: Path) -> dict[str, Any]:
+    """Llama-3-8B shape: placement against placement against the floor."""
+    found = {name: serve(models / "llama8b", name, (BS1, C16, C64)) for name in PLACEMENTS}
+    floor = found["chained"]["floor_bs1_ms"]
+    print(f"  floor of batch 1: {floor:.2f} ms (weights / 4.3 TB/s)")
+    return found
+
+
+def part_qwen(models: Path) -> dict[str, Any]:
+    """Qwen3-30B-A3B shape, with the distinct experts that its steps had."""
+    result = serve(models / "qwen3moe", "chained", (BS1, C16), "--count-experts")
+    by_rows = (result["end"].get("experts") or {}).get("by_rows", {})
+    for rows, counts in by_rows.items():
+        if int(rows) in (1, 16):
+            print(f"  {rows} rows: distinct experts of a layer and step: {counts}", flush=True)
+    return result
+
+
+def part_compare(models: Path) -> dict[str, Any]:
+    """Chained against back-to-back replay of the same graphs."""
+    with tempfile.TemporaryDirectory() as scratch:
+        command = [
+            sys.executable, str(ROOT / "benchmarks" / "bench_model.py"), str(models / "llama8b"),
+            f"compare={COMPARE_KEYS}",
+        ]  # fmt: skip
+        done = subprocess.run(
+            command, env={**environment(), "OUT": scratch}, cwd=ROOT, capture_output=True, text=True
+        )
+        if done.returncode != 0:
+            raise ServerError(done.stdout[-1000:] + done.stderr[-2000:])
+        files = list(Path(scratch).glob("*.json"))
+        rows = json.loads(files[0].read_text())["results"]
+    for row in rows:
+        print(f"  {row['name']}: {row['added_percent']:+.2f} % of {row['plain_ms']:.3f} ms")
+    return {row["name"]: row for row in rows}
+
+
+def part_cache(models: Path) -> dict[str, Any]:
+    """A cache of 800 graphs: cold, then with algorithms cached."""
+    folder = models / "llama8b_cache"
+    (folder / "algorithms.json").unlink(missing_ok=True)
+    result = {}
+    for state in ("cold", "cached"):
+        with ServerProcess(gpu_server(folder, "chained")) as server:
+            report = server.events["load"]
+            result[state] = {**report, "start_s": server.start_s}
+            server.end()
+        print(
+            f"  {report['num_graphs']} graphs, {state}: {report['graphs_s']:.1f} s, "
+            f"{report['graph_bytes'] / 1e9:.2f} GB; tuning {report['tune_s']:.1f} s for "
+            f"{report['num_measured']} products; process to ready {server.start_s:.1f} s",
+            flush=True,
+        )
+    return result
+
+
+def part_host_load(models: Path) -> dict[str, Any]:
+    """P99 with the other cores idle and loaded, with and without reserved cores."""
+    from benchmarks.bench_host_load import run
+
+    load = Load(
+        num_requests=int(os.environ.get("HOST_LOAD_REQUESTS", "500")),
+        prompt_tokens=32, output_tokens=32, rate_per_s=42.0, vocab_size=32000,
+    )  # fmt: skip
+    return run(gpu_server(models / "llama8b", "chained"), load, rounds=2, contrast_rounds=1)
+
+
+def part_steps(models: Path) -> dict[str, Any]:
+    """60,000 decode steps without a host call: CPU time of every thread."""
+    result = serve(models / "llama8b", "chained", (LONG,))
+    threads = result[LONG.name]["server_threads_percent"]
+    others = {n: v for n, v in threads.items() if not n.startswith(FRONT_END_THREADS)}
+    result["busiest_other_percent"] = max(others.values(), default=0.0)
+    print(
+        f"  decode steps: {result['end']['counters']['decode_steps']}; percent of a core by thread"
+    )
+    for name, percent in threads.items():
+        part = "front end" if name.startswith(FRONT_END_THREADS) else "other"
+        print(f"    {percent:9.4f}  {name} ({part})")
+    return result
+
+
+PARTS: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
+    "serve": (part_serve, "Llama-3-8B shape over HTTP"),
+    "compare": (part_compare, "chained against back-to-back replay, median of 20 pairs"),
+    "qwen": (part_qwen, "Qwen3-30B-A3B shape over HTTP"),
+    "cache": (part_cache, "the graph cache"),
+    "host_load": (part_host_load, "under host load"),
+    "steps": (part_steps, "steps without a host call"),
+}
+DEFAULT_PARTS = "serve,compare,qwen,cache,host_load"
+
+
+def main() -> None:
+    """Run the parts; exit 1 if one of them broke."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--models", type=Path, required=True)
+    parser.add_argument("--parts", default=DEFAULT_PARTS)
+    parser.add_argument("-o", "--output", type=Path)
+    options = parser.parse_args()
+    date = datetime.date.today().isoformat()
+    output = options.output or ROOT / "benchmarks" / "results" / f"gpu_{date}.json"
+    result: dict[str, Any] = {
+        "command": " ".join(["python -m benchmarks.bench_gpu", *sys.argv[1:]]),
+        "date": date,
+        "commit": host_facts.commit(),
+        "hardware": host_facts.hardware(),
+        "path": "HTTP, 127.0.0.1, client in a process of its own; random weights, bf16",
+        "parts": {},
+        "seconds": {},
+        "errors": {},
+    }
+    for name in options.parts.split(","):
+        function, title = PARTS[name]
+        print(f"== {title}", flush=True)
+        started = time.monotonic()
+        try:
+            result["parts"][name] = function(options.models)
+        except (RuntimeError, OSError, KeyError, IndexError) as error:  # the others still count
+            result["errors"][name] = str(error)[-3000:]
+            print(f"  failed: {str(error)[-1500:]}", flush=True)
+        result["seconds"][name] = round(time.monotonic() - started, 1)
+        result["bars"] = judge(result["parts"])
+        output.write_text(json.dumps(result, indent=1) + "\n")
+    for bar in result["bars"]:
+        verdict = "met" if bar["met"] else "FALLS SHORT"
+        print(f"{bar['what']:<58} {bar['measured']:>9.4g}  bar {bar['bar']:g}: {verdict}")
+    missing = len(BARS) - len(result["bars"])
+    print(f"{missing} bars without a figure; {result['seconds']} s; written to {output}")
+    sys.exit(1 if result["errors"] else 0)
+
+
+if __name__ == "__main__":
+    main()
