@@ -15,6 +15,7 @@ import click
 import blinkc
 from blinkc.capture.plan_capture import CaptureConfig
 from blinkc.config import DTYPES, ENGINES, STAGES, CompileConfig, bytes_from_text
+from blinkc.engine_commands import engine_options, rebuild_command, take_engine_options
 from blinkc.errors import BlinkError, InternalError
 from blinkc.progress import Progress
 
@@ -71,7 +72,10 @@ def _model_options(function: _Function) -> _Function:
         click.argument("model"),
         click.option("--shapes", default="auto", show_default=True, help="Graph sizes; see below."),
         click.option(
-            "--target", default="cpu", show_default=True, help="cpu, sm_80, sm_90, sm_100, ..."
+            "--target",
+            default="cpu",
+            show_default=True,
+            help="cpu, sm_80, sm_90, sm_100, ...; several with commas.",
         ),
         click.option("--engine", type=click.Choice(ENGINES), default="auto", show_default=True),
         click.option(
@@ -140,6 +144,7 @@ def _config_from_options(options: dict[str, Any]) -> CompileConfig:
         engine=options["engine"],
         dtype=options["dtype"],
         capture=capture,
+        engine_options=take_engine_options(options),
         tokenizer=options["tokenizer"],
         random_weights_seed=options["random_weights"],
         until=options.get("until") or STAGES[-1],
@@ -150,8 +155,9 @@ def _config_from_options(options: dict[str, Any]) -> CompileConfig:
 
 @main.command("compile", epilog=SHAPES_HELP)
 @_model_options
+@engine_options
 @click.option("--until", type=click.Choice(STAGES), help="Stop after this stage.")
-@click.option("--check", is_flag=True, help="Compare each segment with onnxruntime (Polygraphy).")
+@click.option("--check", is_flag=True, help="Compare each engine with onnxruntime (Polygraphy).")
 @click.option(
     "--debug-dir", type=click.Path(path_type=Path), help="Copy each stage's artifact here."
 )
@@ -314,6 +320,8 @@ def extract_command(archive: Path, output: Path) -> None:
         extract_archive(opened, output)
     click.echo(f"{output} is ready; next: blink-runtime run {output}")
 
+
+main.add_command(rebuild_command)
 
 if __name__ == "__main__":
     main()

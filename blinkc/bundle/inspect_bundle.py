@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from blinkc.bundle.manifest import Target
 from blinkc.bundle.reader import Bundle
 
 MIB = 1 << 20
@@ -52,8 +53,31 @@ def inspect_text(bundle: Bundle) -> str:
             else "none",
         ),
         ("files", f"{len(manifest.files)}, {embedded / MIB:.1f} MiB"),
+        *_engine_rows(target),
         ("made with", ", ".join(f"{name} {version}" for name, version in manifest.tools.items())),
         ("rebuild", manifest.rebuild),
     ]
     rows += [("note", note) for note in manifest.notes]
     return "\n".join(f"{name:<10} {text}" for name, text in rows)
+
+
+def _engine_rows(target: Target) -> list[tuple[str, str]]:
+    """Say of each plan how it was built, which graphs run it, and what was measured."""
+    rows = []
+    for entry in target.engines:
+        choice = ", ".join(f"{what} for {count} keys" for what, count in entry.choice.items())
+        measured = ", ".join(
+            f"{rows_}: " + " ".join(f"{what} {us:g} us" for what, us in times.items())
+            for rows_, times in entry.timings_us.items()
+        )
+        rows.append(
+            (
+                "engine",
+                f"{entry.segment}: {entry.engine} {entry.version}, level {entry.level}, "
+                f"{entry.seconds:.1f} s, profiles to {', '.join(map(str, entry.max_tokens))} rows; "
+                f"{choice}" + (f"; measured {measured}" if measured else "; not measured"),
+            )
+        )
+    if target.builds:
+        rows.append(("bound to", ", ".join(f"{k} {v}" for k, v in target.builds.items())))
+    return rows

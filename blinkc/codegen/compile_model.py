@@ -21,6 +21,7 @@ from blinkc.engine.cuda_source import compile_kernels
 from blinkc.engine.segment_engines import (
     ENGINE_FACTS,
     SegmentEngine,
+    choice_name,
     choose_narrowest,
     segment_engine_from_json,
 )
@@ -126,8 +127,10 @@ def engine_facts(
         return {}
     entries = []
     for entry, engine in zip(data["plans"], engines, strict=True):
-        counts = {choice: engine.choices.count(choice) for choice in sorted(set(engine.choices))}
-        names = {choice: "kernels" if choice < 0 else f"profile {choice}" for choice in counts}
+        counts = {
+            choice_name(choice): engine.choices.count(choice)
+            for choice in sorted(set(engine.choices))
+        }
         entries.append(
             {
                 **{
@@ -135,7 +138,7 @@ def engine_facts(
                     for name in ("segment", "plan", "model", "level", "seconds", "scratch_bytes")
                 },
                 "max_tokens": [item["max_tokens"] for item in data["ranges"]],
-                "choice": {names[choice]: number for choice, number in counts.items()},
+                "choice": counts,
                 "timings_us": dict(timings[entry["segment"]]) if timings else {},
             }
         )

@@ -51,6 +51,11 @@ def segment_engine_from_json(data: dict[str, Any]) -> SegmentEngine:
     return SegmentEngine(**values)
 
 
+def choice_name(choice: int) -> str:
+    """Return how manifest and reports call a choice."""
+    return "kernels" if choice == OWN_KERNELS else f"profile {choice}"
+
+
 def choose_narrowest(
     segment: str, ranges: Sequence[RowRange], keys: Sequence[GraphKey], *, has_kernels: bool
 ) -> tuple[int, ...]:

@@ -4,19 +4,21 @@
 from __future__ import annotations
 
 import json
-import os
-import time
-from pathlib import Path
+from functools import partial
 from typing import TYPE_CHECKING
 
-from blink_runtime.cuda_driver import Context, MappedBuffer, check, driver
-from blink_runtime.cuda_target import CudaFiles, CudaTarget
+from blink_runtime.cuda_driver import Context, MappedBuffer, Module
+from blink_runtime.cuda_target import CudaFiles, CudaTarget, fill_random
+from blink_runtime.device_launch import check_launches
+from blink_runtime.load_cache import LoadCache
+from blink_runtime.weight_upload import WeightUpload
 from blinkc.capture.plan import CapturePlan, plan_from_json
 from blinkc.engine.tensorrt_api import load_tensorrt
 from blinkc.errors import BlinkError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from pathlib import Path
 
     from blinkc.bundle.reader import Bundle
 
@@ -47,64 +49,64 @@ def read_files(
                 f"{bundle.path} holds no {name} for the GPU", hint=bundle.manifest.rebuild
             )
     launches = json.loads(bundle.read_bytes(f"{_CODE}launches.json"))
-    names = [entry["plan"] for entry in launches.get("engines", ())]
+    # By segment: `blinkc rebuild` gives plans new names in the manifest alone.
+    plans = {entry.segment: entry.plan for entry in target.engines}
+    names = {e["plan"]: plans[e["segment"]] for e in launches.get("engines", ())}
     return CudaFiles(
         kernels=bundle.read_bytes(target.cubins[f"kernels{suffix}"]),
         scheduler=bundle.read_bytes(target.cubins[f"scheduler{suffix}"]),
         launches=launches,
         algorithms=algorithms,
-        plans={name: bundle.read_bytes(f"{_CODE}{name}") for name in names},
+        plans={name: bundle.read_bytes(place) for name, place in names.items()},
         tensorrt=load_tensorrt(target.engines[0].engine) if names else None,
     )
 
 
-def check_plans(bundle: Bundle, context: Context) -> None:
-    """Refuse plans that were built for another TensorRT, GPU or driver, before any is loaded.
+def check_versions(bundle: Bundle, context: Context) -> None:
+    """Refuse a driver that is too old, and plans that were built for another TensorRT, GPU or
+    driver, before anything is loaded.
 
     Raises:
-        BlinkError: names both sides and the command that builds the plans again.
+        BlinkError: names both sides and what to do.
     """
-    from blink_runtime.tensorrt_engines import found_builds
-
+    version = context.spec.driver_version
+    found = {"cuda driver": f"{version // 1000}.{version % 1000 // 10}"}
     wanted = bundle.manifest.target.builds
     if wanted:
-        bundle.check_builds(found_builds(wanted, context.spec.compute_capability))
+        from blink_runtime.tensorrt_engines import found_builds
+
+        found |= found_builds(wanted, context.spec.compute_capability)
+    bundle.check_builds(found)
 
 
-class AlgorithmCache:
-    """Measured cuBLASLt algorithms on disk, one file for each GPU, library version and bundle."""
+def open_cache(bundle: Bundle, context: Context) -> LoadCache:
+    """Open what this machine has learned of the bundle."""
+    from blink_runtime.cublaslt import library_version
 
-    def __init__(self, bundle: Bundle, gpu_name: str, version: int) -> None:
-        root = (
-            Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-            / "blink"
-            / "algorithms"
+    spec = context.spec
+    return LoadCache(bundle.manifest, spec.name, spec.driver_version, library_version())
+
+
+def choose_placement(asked: str, scheduler: bytes, say: Callable[[str], None]) -> str:
+    """Return the placement to take: what was asked for, or `host` where the GPU cannot launch.
+
+    Args:
+        scheduler: the cubin, which holds the self-test's kernels.
+    """
+    if asked == "host":
+        return asked
+    module = Module(scheduler, "the launch self-test")
+    try:
+        check_launches(module)
+    except BlinkError as error:
+        say(
+            f"notice: this GPU does not launch graphs by itself ({error.message}); "
+            "taking the host placement: slower, and it needs a host core"
         )
-        name = "".join(c if c.isalnum() else "-" for c in f"{gpu_name}-{version}")
-        digest = next(
-            (f.sha256[:16] for f in bundle.manifest.files if f.path == f"{_CODE}launches.json"),
-            "none",
-        )
-        self._path = root / f"{name}-{digest}.json"
-
-    def read(self) -> dict[str, list[int]]:
-        """Return what is known; nothing where the file is missing or damaged."""
-        try:
-            return {
-                str(k): list(map(int, v)) for k, v in json.loads(self._path.read_text()).items()
-            }
-        except (OSError, ValueError, AttributeError, TypeError):
-            return {}
-
-    def write(self, algorithms: dict[str, list[int]]) -> None:
-        """Remember; a folder that cannot be written costs the next start a few seconds, no more."""
-        try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            part = self._path.with_suffix(f".{os.getpid()}")
-            part.write_text(json.dumps(algorithms))
-            part.replace(self._path)
-        except OSError:
-            return
+        return "host"
+    finally:
+        module.close()
+    return asked
 
 
 def load_cuda_target(
@@ -124,38 +126,21 @@ def load_cuda_target(
     Raises:
         BlinkError: the GPU is not the bundle's, or something does not fit.
     """
-    from blink_runtime.cublaslt import library_version
-
     architecture = bundle.check_gpu(*context.spec.compute_capability)
-    check_plans(bundle, context)
-    cache = AlgorithmCache(bundle, context.spec.name, library_version())
-
-    def fill(target: CudaTarget) -> None:
-        started, done = time.monotonic(), 0
-        with bundle.weights(search=weights_from) as weights:
-            pairs = zip(bundle.manifest.weights, weights.addresses, strict=True)
-            for number, (entry, address) in enumerate(pairs):
-                check(
-                    driver().cuMemcpyHtoD(
-                        target.addresses.weights[number], address, entry.num_bytes
-                    ),
-                    f"copying weight {entry.name}",
-                )
-                done += entry.num_bytes
-        seconds = max(time.monotonic() - started, 1e-9)
-        say(f"weights: {done / 1e9:.2f} GB in {seconds:.1f} s, {done / 1e6 / seconds:.0f} MB/s")
-
+    check_versions(bundle, context)
+    cache = open_cache(bundle, context)
+    files = read_files(bundle, cache.algorithms(), architecture)
     target = CudaTarget(
-        files=read_files(bundle, cache.read(), architecture),
+        files=files,
         plan=read_plan(bundle),
         ring_address=ring.address,
         ring_bytes=ring.num_bytes,
-        fill_weights=fill,
-        placement=placement,
+        fill_weights=partial(fill_weights, bundle, weights_from, say),
+        placement=choose_placement(placement, files.scheduler, say),
         context=context,
         progress=say,
     )
-    cache.write(target.products.algorithms)
+    cache.update(algorithms=target.products.algorithms)
     report = target.report
     say(
         f"{report.num_graphs} graphs of {report.num_nodes // max(report.num_graphs, 1)} nodes in "
@@ -163,3 +148,22 @@ def load_cuda_target(
         f"{report.num_measured} products measured in {report.tune_s:.1f} s"
     )
     return target
+
+
+def fill_weights(
+    bundle: Bundle, weights_from: Sequence[Path], say: Callable[[str], None], target: CudaTarget
+) -> None:
+    """Upload the weights that lie in files, draw the others.
+
+    Referenced files are compared by size here; whoever serves compares their content beside.
+    """
+    weights = bundle.manifest.weights
+    spans = bundle.weight_spans(search=weights_from, check_content=False)
+    WeightUpload(target.context, weights, spans, target.addresses.weights, say).run()
+    drawn = [number for number, weight in enumerate(weights) if weight.seed is not None]
+    for number in drawn:
+        entry, seed = target.launches["weights"][number], weights[number].seed
+        assert seed is not None
+        fill_random(target, number, entry, seed)
+    if drawn:
+        say(f"{len(drawn)} weights drawn at random on the GPU")

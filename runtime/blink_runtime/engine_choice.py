@@ -17,6 +17,7 @@ from blink_runtime.cuda_target import CudaFiles, CudaTarget, random_weights
 from blinkc.engine.segment_engines import (
     OWN_KERNELS,
     SegmentEngine,
+    choice_name,
     choose_narrowest,
     segment_engine_from_json,
 )
@@ -39,11 +40,11 @@ ADVANTAGE = 1.02
 class MeasuredChoice:
     """Engines with a choice for every key, and the microseconds behind it.
 
-    `timings`: segment -> "<rows> <kernels or profile n>" -> microseconds a call.
+    `timings`: segment -> "<n> rows" -> "kernels" or "profile <n>" -> microseconds a call.
     """
 
     engines: tuple[SegmentEngine, ...]
-    timings: dict[str, dict[str, float]]
+    timings: dict[str, dict[str, dict[str, float]]]
 
 
 def measured_keys(keys: Sequence[GraphKey]) -> list[GraphKey]:
@@ -127,7 +128,7 @@ def measure_choices(
         progress=say,
     ) as target:
         results = []
-        timings: dict[str, dict[str, float]] = {}
+        timings: dict[str, dict[str, dict[str, float]]] = {}
         for number, engine in enumerate(engines):
             measured: Timings = {}
             for key in keys:
@@ -137,9 +138,10 @@ def measure_choices(
                 }
             results.append(replace(engine, choices=choose(engine, plan.keys, measured)))
             timings[engine.segment] = {
-                f"{rows[0]} {'kernels' if choice < 0 else f'profile {choice}'}": round(us, 2)
-                for rows, by_choice in measured.items()
-                for choice, us in by_choice.items()
+                f"{tokens} rows": {
+                    choice_name(choice): round(us, 2) for choice, us in by_choice.items()
+                }
+                for (tokens, _), by_choice in measured.items()
             }
             say(f"measured segment {engine.segment}")
     return MeasuredChoice(engines=tuple(results), timings=timings)
