@@ -89,6 +89,7 @@ bool FakeOwner::receive(uint32_t slot) {
       return true;
     }
     own.state = BLINK_STATE_PREFILL_PENDING;
+    before_pending(own.request);
     publish(slot, BLINK_FINISH_NONE, BLINK_ERROR_NONE);
     return true;
   }
@@ -113,7 +114,7 @@ bool FakeOwner::generate(uint32_t slot, uint64_t now) {
     own.state = BLINK_STATE_DECODE_PROCESSING;
   }
   if (own.state != BLINK_STATE_DECODE_PROCESSING || now < own.next_token_us) return false;
-  own.next_token_us = std::max(own.next_token_us, now) + options_.token_interval_us;
+  own.next_token_us = time_of_next_token(slot, now);
   const blink_slot_request& request = own.request;
   const uint32_t num_prompt = request.num_prompt_tokens;
   const bool ignores_eos = (request.flags & BLINK_REQUEST_IGNORE_EOS) != 0;
@@ -131,6 +132,7 @@ bool FakeOwner::generate(uint32_t slot, uint64_t now) {
     if (token == kStallToken)
       std::this_thread::sleep_for(std::chrono::microseconds(options_.stall_us));
     std::memcpy(ring_.output_record(slot, index), &token, sizeof(token));
+    before_token(request, index);
     ++own.num_generated;
     const auto* stops_end = request.stop_token_ids + request.num_stop_token_ids;
     if (std::find(request.stop_token_ids, stops_end, token) != stops_end) {
@@ -145,6 +147,16 @@ bool FakeOwner::generate(uint32_t slot, uint64_t now) {
   }
   publish(slot, finish_reason, BLINK_ERROR_NONE);
   return true;
+}
+
+uint64_t FakeOwner::time_of_next_token(uint32_t slot, uint64_t now) const {
+  const uint64_t interval = options_.token_interval_us;
+  const uint64_t next = std::max(slots_[slot].next_token_us, now) + interval;
+  if (interval == 0 || options_.pace == Pace::as_admitted) return next;
+  const bool is_spread = options_.pace == Pace::spread;
+  // Spread: multiples of the golden ratio fall evenly between 0 and 1.
+  const uint64_t phase = is_spread ? slot * 0x9e3779b9ull % (1ull << 32) * interval >> 32 : 0;
+  return (next - phase) / interval * interval + phase;
 }
 
 // The word last, release: records, finish_reason and error are visible with it.

@@ -20,19 +20,30 @@ class FakeOwner {
   static constexpr uint32_t kNanToken = 257;    // fails its request
   static constexpr uint32_t kStallToken = 258;  // stops the heartbeat for stall_us
 
+  // When intervals begin: for a request when it was admitted; for all together, as the steps of a
+  // batch do; or evenly spread, as if every request had come at its own time.
+  enum class Pace { as_admitted, lockstep, spread };
+
   struct Options {
     uint64_t token_interval_us = 0;  // 0: a token a pass
     uint32_t burst = 1;              // tokens per status update
     uint32_t max_running = 0;        // 0: all slots; others wait in prefill_pending
     uint64_t stall_us = 3'000'000;
+    Pace pace = Pace::as_admitted;
   };
 
   FakeOwner(void* ring, Options options);
+  virtual ~FakeOwner() = default;
 
   // Until the ring's stop word is set. Stores `stopped` at the end.
   void run();
   // One pass over all slots. True: something was done.
   bool pass();
+
+ protected:
+  // For measurements: called right before what they name becomes visible.
+  virtual void before_pending(const blink_slot_request&) {}
+  virtual void before_token(const blink_slot_request&, uint32_t /*index*/) {}
 
  private:
   struct Slot {
@@ -46,6 +57,7 @@ class FakeOwner {
 
   bool receive(uint32_t slot);
   bool generate(uint32_t slot, uint64_t now_us);
+  uint64_t time_of_next_token(uint32_t slot, uint64_t now_us) const;
   void publish(uint32_t slot, uint32_t finish_reason, uint32_t error);
   void clear_new_epochs();
 
