@@ -215,10 +215,13 @@ def profile(folder: Path, key: GraphKey, length: int) -> None:
         key.batch,
         min(target.plan.max_pages_per_lane, target.plan.num_kv_pages // key.batch),
     )
-    rows = (
-        [([1], length - 1)] * key.batch if key.kind == "decode" else [([1] * length, 0)] * key.batch
-    )
+    # Tokens at random, and one whole step first, so that routing sees what it would see.
+    rng = np.random.default_rng(1)
+    new = 1 if key.kind == "decode" else length
+    vocab = target.launches["vocab_size"]
+    rows = [(rng.integers(0, vocab, new).tolist(), length - new) for _ in range(key.batch)]
     write_step(target, key, rows, 1)
+    target.execs[0].launch(target.stream)
     groups: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for entry in target.launches["steps"]:
         name = entry.get("kernel") or (

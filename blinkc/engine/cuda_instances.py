@@ -37,6 +37,30 @@ GEMV_INSTANCES = (
 )
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NarrowInstance:
+    """Template arguments of one instance of the product for up to 64 rows (narrow.cuh).
+
+    `columns` activation rows; `splits` blocks of a cluster share k.
+    """
+
+    columns: int
+    splits: int
+
+    @property
+    def name(self) -> str:
+        """Return the kernel's name."""
+        return f"narrow_{self.columns}_{self.splits}"
+
+
+NARROW_TILE = 128  # kNarrowTile, weight rows of a block
+NARROW_INSTANCES = tuple(
+    NarrowInstance(columns=columns, splits=splits)
+    for columns in (16, 32, 64)
+    for splits in (1, 2, 4, 8)
+)
+
+
 def decode_attention_warps(head_dim: int, wide: bool) -> int:
     """Return the warps of a decode attention block; wide groups and heads want more registers."""
     return 4 if wide or head_dim > 128 else 8

@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from blinkc.codegen.environment import render_template
 from blinkc.engine.cuda_instances import (
     GEMV_INSTANCES,
+    NARROW_INSTANCES,
     GemvInstance,
+    NarrowInstance,
     decode_attention_warps,
 )
 from blinkc.errors import BlinkError
@@ -44,6 +46,7 @@ class CudaNeeds:
     expert_weights_dtype: str = "bf16"
     row_kernels: tuple[str, ...] = ()
     gemv: tuple[GemvInstance, ...] = GEMV_INSTANCES
+    narrow: tuple[NarrowInstance, ...] = NARROW_INSTANCES
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,6 +56,7 @@ class _Context:
     dtype: str
     logits_dtype: str
     gemv_variants: tuple[GemvInstance, ...]
+    narrow_variants: tuple[NarrowInstance, ...]
     heads: tuple[HeadInstance, ...]
     head_dims: tuple[int, ...]
     activation: str
@@ -83,6 +87,7 @@ def render_cuda_source(needs: CudaNeeds) -> str:
         dtype=CUDA_DTYPES[needs.dtype],
         logits_dtype=CUDA_DTYPES[needs.logits_dtype],
         gemv_variants=needs.gemv,
+        narrow_variants=needs.narrow,
         heads=tuple(
             HeadInstance(
                 name=f"{dim}_wide" if wide else str(dim),

@@ -14,7 +14,10 @@ from blink_runtime.cuda_driver import Function
 from blink_runtime.cuda_graphs import Launch
 from blinkc.engine.cuda_instances import (
     GEMV_INSTANCES,
+    NARROW_INSTANCES,
+    NARROW_TILE,
     GemvInstance,
+    NarrowInstance,
     decode_attention_warps,
 )
 from blinkc.errors import InternalError
@@ -141,6 +144,23 @@ def choose_gemv(m: int, n: int, k: int, num_multiprocessors: int) -> GemvInstanc
     return min((g for g in able if g.row_tiles == fewest_rows), key=cost)
 
 
+def choose_narrow(m: int, n: int, k: int, num_multiprocessors: int) -> NarrowInstance:
+    """Return the instance for `m` rows: k is shared out until two blocks a multiprocessor are busy.
+
+    A share keeps at least four steps of 64, so that adding the shares stays cheap.
+    """
+    columns = min(i.columns for i in NARROW_INSTANCES if i.columns >= m)
+    tiles, steps = ceil_div(n, NARROW_TILE), k // 64
+    able = [
+        i
+        for i in NARROW_INSTANCES
+        if i.columns == columns
+        and (i.splits == 1 or tiles * i.splits <= 2 * num_multiprocessors)
+        and (i.splits == 1 or steps // i.splits >= 4)
+    ]
+    return max(able, key=lambda i: i.splits)
+
+
 class CudaKernels:
     """The instances of one model's module, as launches."""
 
@@ -193,6 +213,30 @@ class CudaKernels:
                 c_int32(m),
                 c_int32(n),
                 c_int32(k),
+            ),
+        )
+
+    def narrow(
+        self,
+        x: int,
+        weight: int,
+        bias: int,
+        out: int,
+        m: int,
+        n: int,
+        k: int,
+        instance: NarrowInstance | None = None,
+    ) -> Launch:
+        """Return the product of 1..64 rows by warpgroup products; `k` in steps of 64."""
+        instance = instance or choose_narrow(m, n, k, self.num_multiprocessors)
+        return Launch(
+            self.function(instance.name),
+            (instance.splits, ceil_div(n, NARROW_TILE), 1),
+            128,
+            self.shared_bytes(instance.name),
+            (
+                *map(pointer, (weight, x, bias, out)),
+                *map(c_int32, (m, n, k)),
             ),
         )
 

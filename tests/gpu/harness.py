@@ -40,7 +40,9 @@ def kernel_needs(dtype: str) -> CudaNeeds:
 def cached_cubin(source: str) -> bytes:
     """Compile, or take what an earlier run compiled of the same source and headers."""
     digest = hashlib.sha256(source.encode())
-    for header in sorted(include_folder().rglob("*.*h")):
+    folder = include_folder()
+    shared = [folder / "blink" / name for name in ("abi.h", "step.h")]
+    for header in (*shared, *sorted(folder.rglob("kernels/*.cuh"))):
         digest.update(header.read_bytes())
     path = CUBIN_CACHE / f"{digest.hexdigest()[:32]}.cubin"
     if not path.exists():

@@ -1,0 +1,269 @@
+/* The attention of attention_prefill.cuh by warpgroup products (sm_90a): same launch, same results
+ * up to rounding.
+ *
+ * A block's two warpgroups take 64 (token, query head) pairs each and share the tiles of 64 keys
+ * and values, which come through two stages. Queries stay in shared memory; scores become weights
+ * in registers, which are an operand of the second product as they lie. Where registers allow, two
+ * blocks share a multiprocessor: one's exponentials run beside the other's products.
+ */
+#ifndef BLINK_DEVICE_KERNELS_ATTENTION_PREFILL_WARPGROUP_CUH
+#define BLINK_DEVICE_KERNELS_ATTENTION_PREFILL_WARPGROUP_CUH
+
+#include "attention_prefill.cuh"
+#include "warpgroup.cuh"
+
+namespace blink::kernels {
+
+constexpr int kPanelPrefillThreads = 256;
+template <int kDim>
+constexpr int kHeadPanels = (kDim + 63) / 64;
+/* Blocks on a multiprocessor: a head of 256 values wants all registers. */
+template <int kDim>
+constexpr int kPanelPrefillBlocks = kDim <= 128 ? 2 : 1;
+template <int kDim>
+constexpr int panel_prefill_shared_bytes() {
+  return (kPrefillPairs + 4 * kPrefillKeys) * kHeadPanels<kDim> * kPanelBytes + 1024;
+}
+
+#if BLINK_HAS_WARPGROUP_PRODUCTS
+
+/* The part of a row that a block works on. */
+struct PrefillTile {
+  int row;
+  int first_token;  // of the step
+  int count;        // tokens
+  int position;     // of the first token in its sequence
+};
+
+/* Finds the block's tile; false when there are fewer. The last tiles of a row see the most keys:
+ * they go first. */
+__device__ __forceinline__ bool find_prefill_tile(const PrefillAttention& a, PrefillTile& found) {
+  const int tile_tokens = prefill_tokens_per_tile(a.group);
+  int tile = static_cast<int>(gridDim.x) - 1 - static_cast<int>(blockIdx.x);
+  for (int row = 0; row < a.num_rows; ++row) {
+    const int kv_len = a.row_kv_len[row], first = a.row_query_start[row];
+    const int num_new = kv_len > 0 ? a.row_query_start[row + 1] - first : 0;
+    const int tiles = (num_new + tile_tokens - 1) / tile_tokens;
+    if (tile < tiles) {
+      const int at = tile * tile_tokens;
+      found = {row, first + at, min(tile_tokens, num_new - at), kv_len - num_new + at};
+      return true;
+    }
+    tile -= tiles;
+  }
+  return false;
+}
+
+/* Copies tiles of keys and values from their pages; page numbers are read a tile ahead. */
+template <typename T, int kDim>
+struct PanelLoader {
+  static constexpr int kPieces = kDim / 8;
+  static constexpr int kCopies =
+      (kPrefillKeys * kPieces + kPanelPrefillThreads - 1) / kPanelPrefillThreads;
+  static constexpr int kPanel = kPrefillKeys * kPanelBytes;
+
+  const PrefillAttention& a;
+  const int32_t* pages;
+  int key_end;  // one past the last key that is read
+  int64_t to_values;
+  int32_t page[kCopies];
+
+  __device__ PanelLoader(const PrefillAttention& attention, int row, int end)
+      : a(attention), key_end(end) {
+    pages = a.page_table + static_cast<int64_t>(a.row_lane[row]) * a.max_pages_per_lane;
+    to_values = (static_cast<int64_t>(a.num_kv_heads) << a.page_shift) * kDim;
+  }
+  __device__ __forceinline__ void look_up(int key0) {
+#pragma unroll
+    for (int i = 0; i < kCopies; ++i) {
+      const int token = key0 + (threadIdx.x + i * kPanelPrefillThreads) / kPieces;
+      page[i] = token < key_end ? pages[token >> a.page_shift] : 0;
+    }
+  }
+  /* `stage`: the keys' panels, the values' behind them. */
+  __device__ __forceinline__ void request(int head, int key0, uint32_t stage) const {
+#pragma unroll
+    for (int i = 0; i < kCopies; ++i) {
+      const int index = threadIdx.x + i * kPanelPrefillThreads;
+      const int key = index / kPieces, piece = index % kPieces, token = key0 + key;
+      if (kPrefillKeys * kPieces % kPanelPrefillThreads != 0 && key >= kPrefillKeys) break;
+      const bool real = token < key_end;
+      const int64_t unit = (static_cast<int64_t>(page[i]) * 2 * a.num_kv_heads + head)
+                           << a.page_shift;
+      const T* from = static_cast<const T*>(a.kv) +
+                      (unit + (token & ((1 << a.page_shift) - 1))) * kDim + piece * 8;
+      const uint32_t to = stage + piece / 8 * kPanel + panel_offset(key, piece % 8);
+      copy_async(to, from, real);
+      copy_async(to + kHeadPanels<kDim> * kPanel, from + to_values, real);
+    }
+  }
+};
+
+/* Turns scores into weights: soft cap, mask, running maximum and sum. `factor` is what the sums so
+ * far shrink by. position: of this lane's two rows. */
+template <int kCount>
+__device__ __forceinline__ void weigh_scores(const PrefillAttention& a, float (&s)[kCount],
+                                             int key0, const int (&position)[2], int first_position,
+                                             float (&top)[2], float (&total)[2],
+                                             float (&factor)[2]) {
+  const int t = threadIdx.x % 4;
+  float scale = a.scale * kLog2e;
+  if (a.softcap > 0.0f) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) s[i] = a.softcap * kLog2e * tanhf(s[i] * a.scale / a.softcap);
+    scale = 1.0f;
+  }
+  if (key0 + kPrefillKeys > first_position + 1 || a.window > 0) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      const int key = key0 + i / 4 * 8 + 2 * t + (i & 1), p = position[i >> 1 & 1];
+      if (key > p || (a.window > 0 && key <= p - a.window)) s[i] = kMinusInf;
+    }
+  }
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    float tile_top = kMinusInf;
+#pragma unroll
+    for (int i = 0; i < kCount; i += 4)
+      tile_top = fmaxf(tile_top, fmaxf(s[i + 2 * r], s[i + 2 * r + 1]));
+    tile_top = fmaxf(tile_top, __shfl_xor_sync(0xffffffffu, tile_top, 1));
+    tile_top = fmaxf(tile_top, __shfl_xor_sync(0xffffffffu, tile_top, 2));
+    const float new_top = fmaxf(top[r], tile_top * scale);
+    const float base = new_top == kMinusInf ? 0.0f : new_top;
+    factor[r] = exp2_fast(top[r] - base);
+    top[r] = new_top;
+    float sum = 0.0f;
+#pragma unroll
+    for (int i = 0; i < kCount; i += 4) {
+      s[i + 2 * r] = exp2_fast(fmaf(s[i + 2 * r], scale, -base));
+      s[i + 2 * r + 1] = exp2_fast(fmaf(s[i + 2 * r + 1], scale, -base));
+      sum += s[i + 2 * r] + s[i + 2 * r + 1];
+    }
+    total[r] = total[r] * factor[r] + sum;
+  }
+}
+
+/* Divides by the sums, sinks included, and stores this lane's two rows. */
+template <typename T, int kDim>
+__device__ __forceinline__ void store_prefill(const PrefillAttention& a, const PrefillTile& tile,
+                                              int head, int first_pair, float (&acc)[kDim / 2],
+                                              const float (&top)[2], const float (&total)[2]) {
+  const int t = threadIdx.x % 4;
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    float sum = total[r];
+    sum += __shfl_xor_sync(0xffffffffu, sum, 1);
+    sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+    const int pair = first_pair + r * 8, token = pair / a.group, h = pair % a.group;
+    if (token >= tile.count) continue;
+    float factor = 1.0f;
+    if (a.sinks != nullptr) {
+      const float sink = to_float(static_cast<const T*>(a.sinks)[head * a.group + h]) * kLog2e;
+      const float new_top = fmaxf(top[r], sink);
+      factor = exp2_fast(top[r] - new_top);
+      sum = sum * factor + exp2_fast(sink - new_top);
+    }
+    const float inverse = factor / sum;
+    T* to = static_cast<T*>(a.out) +
+            (static_cast<int64_t>(tile.first_token + token) * a.num_kv_heads * a.group +
+             head * a.group + h) *
+                kDim +
+            2 * t;
+#pragma unroll
+    for (int j = 0; j < kDim / 8; ++j)
+      *reinterpret_cast<uint32_t*>(to + j * 8) =
+          pack2<T>(acc[4 * j + 2 * r] * inverse, acc[4 * j + 2 * r + 1] * inverse);
+  }
+}
+
+/* Grid (tiles, Hkv) as for `prefill_attention`; kPanelPrefillThreads threads. */
+template <typename T, int kDim>
+__device__ __forceinline__ void panel_prefill_attention(const PrefillAttention& a) {
+  constexpr int kPanels = kHeadPanels<kDim>, kPieces = kDim / 8, kSteps = kDim / 16;
+  constexpr int kQueryPanel = kPrefillPairs * kPanelBytes, kKeyPanel = kPrefillKeys * kPanelBytes;
+  constexpr int kStage = 2 * kPanels * kKeyPanel;
+  extern __shared__ __align__(128) unsigned char shared[];
+  const uint32_t queries = (shared_address(shared) + 1023) & ~1023u;
+  const uint32_t ring = queries + kPanels * kQueryPanel;
+  let_next_start();
+  wait_for_previous();
+  PrefillTile tile;
+  if (!find_prefill_tile(a, tile)) return;
+  const int head = blockIdx.y, num_q_heads = a.num_kv_heads * a.group;
+
+  for (int i = threadIdx.x; i < kPrefillPairs * kPieces; i += kPanelPrefillThreads) {
+    const int pair = i / kPieces, piece = i % kPieces, token = pair / a.group, h = pair % a.group;
+    const bool real = token < tile.count;
+    const T* from = static_cast<const T*>(a.q) +
+                    (static_cast<int64_t>(tile.first_token + (real ? token : 0)) * num_q_heads +
+                     head * a.group + h) *
+                        kDim +
+                    piece * 8;
+    copy_async(queries + piece / 8 * kQueryPanel + panel_offset(pair, piece % 8), from, real);
+  }
+  const int key_end = tile.position + tile.count;  // one past the last key any pair sees
+  const int key_begin =
+      a.window > 0 ? max(0, tile.position - a.window + 1) / kPrefillKeys * kPrefillKeys : 0;
+  PanelLoader<T, kDim> loader(a, tile.row, key_end);
+  loader.look_up(key_begin);
+  loader.request(head, key_begin, ring);
+  copy_async_commit();
+  loader.look_up(key_begin + kPrefillKeys);
+
+  const int group = threadIdx.x / 128;
+  const int first_pair = group * 64 + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
+  const int position[2] = {tile.position + first_pair / a.group,
+                           tile.position + (first_pair + 8) / a.group};
+  float top[2] = {kMinusInf, kMinusInf}, total[2] = {}, acc[kDim / 2];
+#pragma unroll
+  for (int i = 0; i < kDim / 2; ++i) acc[i] = 0.0f;
+  const uint64_t q = k_major(queries + group * 64 * kPanelBytes);
+  int stage = 0;
+#pragma unroll 1
+  for (int key0 = key_begin; key0 < key_end; key0 += kPrefillKeys, stage ^= 1) {
+    copy_async_wait<0>();
+    show_to_products();
+    __syncthreads();  // the stage is full, and the other one is no longer read
+    if (key0 + kPrefillKeys < key_end) {
+      loader.request(head, key0 + kPrefillKeys, ring + (stage ^ 1) * kStage);
+      loader.look_up(key0 + 2 * kPrefillKeys);
+    }
+    copy_async_commit();
+    const uint32_t keys = ring + stage * kStage;
+    float s[kPrefillKeys / 2];
+    const uint64_t k = k_major(keys);
+    products_begin();
+#pragma unroll
+    for (int i = 0; i < kSteps; ++i)
+      WarpgroupProduct<T, kPrefillKeys>::run(s, q + i / 4 * (kQueryPanel >> 4) + i % 4 * kNext16,
+                                             k + i / 4 * (kKeyPanel >> 4) + i % 4 * kNext16, i > 0);
+    products_commit();
+    products_wait<0>();
+    hold(s);
+    float factor[2];
+    weigh_scores(a, s, key0, position, tile.position, top, total, factor);
+#pragma unroll
+    for (int i = 0; i < kDim / 2; ++i) acc[i] *= factor[i >> 1 & 1];
+    uint32_t p[kPrefillKeys / 16][4];
+#pragma unroll
+    for (int i = 0; i < kPrefillKeys / 16; ++i)
+#pragma unroll
+      for (int j = 0; j < 4; ++j) p[i][j] = pack2<T>(s[i * 8 + j * 2], s[i * 8 + j * 2 + 1]);
+    const uint64_t v = row_major(keys + kPanels * kKeyPanel, kKeyPanel);
+    hold(acc);
+    products_begin();
+#pragma unroll
+    for (int i = 0; i < kPrefillKeys / 16; ++i)
+      WarpgroupProduct<T, kDim>::template run<1>(acc, p[i], v + i * kNext16Rows, true);
+    products_commit();
+    products_wait<0>();
+    hold(acc);
+  }
+  store_prefill<T, kDim>(a, tile, head, first_pair, acc, top, total);
+}
+
+#endif  // BLINK_HAS_WARPGROUP_PRODUCTS
+
+}  // namespace blink::kernels
+
+#endif  // BLINK_DEVICE_KERNELS_ATTENTION_PREFILL_WARPGROUP_CUH

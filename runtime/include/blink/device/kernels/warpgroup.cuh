@@ -1,0 +1,356 @@
+/* Warpgroup matrix products of Hopper (sm_90a): shared-memory layouts, descriptors, instructions.
+ *
+ * A tile in shared memory is made of panels of 64 values (128 bytes) a row; the 16-byte pieces of a
+ * row change places by its number modulo 8 (128-byte swizzle), so that copies and products meet no
+ * bank twice. A panel starts on 1024 bytes. PTX ISA, "Asynchronous warpgroup level matrix
+ * instructions"; only compiled where the target has them.
+ */
+#ifndef BLINK_DEVICE_KERNELS_WARPGROUP_CUH
+#define BLINK_DEVICE_KERNELS_WARPGROUP_CUH
+
+#include "types.cuh"
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+#define BLINK_HAS_WARPGROUP_PRODUCTS 1
+#else
+#define BLINK_HAS_WARPGROUP_PRODUCTS 0
+#endif
+
+namespace blink::kernels {
+
+constexpr int kPanelBytes = 128;  // of a row; 64 half-precision values
+
+/* Where piece `piece` (16 bytes, 0..7) of row `row` lies in a panel, in bytes. */
+__host__ __device__ constexpr int panel_offset(int row, int piece) {
+  return row * kPanelBytes + ((piece ^ (row & 7)) << 4);
+}
+
+#if BLINK_HAS_WARPGROUP_PRODUCTS
+
+/* Descriptor of a swizzled panel whose rows hold consecutive k (k-major): groups of 8 rows are 1024
+ * bytes apart. Going 16 values along k adds kNext16 to a descriptor. */
+__device__ __forceinline__ uint64_t k_major(uint32_t shared) {
+  return (static_cast<uint64_t>(shared & 0x3ffff) >> 4) | uint64_t{1} << 16 | uint64_t{64} << 32 |
+         uint64_t{1} << 62;
+}
+constexpr uint64_t kNext16 = 2;
+/* The same with the product's other dimension along a row (rows are k): panels of 64 columns lie
+ * `panel_bytes` apart. Going 16 values along k adds 16 rows. */
+__device__ __forceinline__ uint64_t row_major(uint32_t shared, int panel_bytes) {
+  return (static_cast<uint64_t>(shared & 0x3ffff) >> 4) |
+         static_cast<uint64_t>(panel_bytes >> 4) << 16 | uint64_t{64} << 32 | uint64_t{1} << 62;
+}
+constexpr uint64_t kNext16Rows = 16 * kPanelBytes >> 4;
+
+/* Registers and shared memory as they stand are what the following products read. */
+__device__ __forceinline__ void products_begin() {
+  asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+}
+__device__ __forceinline__ void products_commit() {
+  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+template <int kPending>
+__device__ __forceinline__ void products_wait() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
+}
+/* What this thread wrote to shared memory is seen by products issued after a barrier. */
+__device__ __forceinline__ void show_to_products() {
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+/* Keeps the compiler from moving accumulators across a product that is still running. */
+template <int kCount>
+__device__ __forceinline__ void hold(float (&d)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(d[i])::"memory");
+}
+
+/* d[64 x kColumns] = a[64 x 16] b[kColumns x 16]^T + (keep ? d : 0) over a warpgroup. Warp w holds
+ * rows 16 w ..; lane 4 g + t: d[4 j], d[4 j + 1] are row g, columns 8 j + 2 t and the next; d[4 j +
+ * 2], d[4 j + 3] are row g + 8. */
+template <typename T, int kColumns>
+struct WarpgroupProduct;
+
+#define BLINK_D8(i)                                                                           \
+  "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), \
+      "+f"(d[i + 6]), "+f"(d[i + 7])
+
+#define BLINK_PRODUCT_16(type, name)                                                               \
+  template <>                                                                                      \
+  struct WarpgroupProduct<type, 16> {                                                              \
+    template <int kRowMajorB = 0>                                                                  \
+    static __device__ __forceinline__ void run(float (&d)[8], uint64_t a, uint64_t b, bool keep) { \
+      asm volatile(                                                                                \
+          "{.reg .pred p; setp.ne.b32 p, %10, 0;"                                                  \
+          "wgmma.mma_async.sync.aligned.m64n16k16.f32." name "." name                              \
+          " {"                                                                                     \
+          "%0,%1,%2,%3,%4,%5,%6,%7"                                                                \
+          "}, %8, %9, p, 1, 1, 0, %11;}"                                                           \
+          : BLINK_D8(0)                                                                            \
+          : "l"(a), "l"(b), "r"(static_cast<int>(keep)), "n"(kRowMajorB));                         \
+    }                                                                                              \
+    /* a in registers, in the layout of mma's a operand. */                                        \
+    template <int kRowMajorB = 0>                                                                  \
+    static __device__ __forceinline__ void run(float (&d)[8], const uint32_t (&a)[4], uint64_t b,  \
+                                               bool keep) {                                        \
+      asm volatile(                                                                                \
+          "{.reg .pred p; setp.ne.b32 p, %13, 0;"                                                  \
+          "wgmma.mma_async.sync.aligned.m64n16k16.f32." name "." name                              \
+          " {"                                                                                     \
+          "%0,%1,%2,%3,%4,%5,%6,%7"                                                                \
+          "}, {%8,%9,%10,%11}, %12, p, 1, 1, %14;}"                                                \
+          : BLINK_D8(0)                                                                            \
+          : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(keep)),       \
+            "n"(kRowMajorB));                                                                      \
+    }                                                                                              \
+  };
+BLINK_PRODUCT_16(bf16, "bf16")
+BLINK_PRODUCT_16(fp16, "f16")
+#undef BLINK_PRODUCT_16
+
+#define BLINK_PRODUCT_32(type, name)                                                               \
+  template <>                                                                                      \
+  struct WarpgroupProduct<type, 32> {                                                              \
+    template <int kRowMajorB = 0>                                                                  \
+    static __device__ __forceinline__ void run(float (&d)[16], uint64_t a, uint64_t b,             \
+                                               bool keep) {                                        \
+      asm volatile(                                                                                \
+          "{.reg .pred p; setp.ne.b32 p, %18, 0;"                                                  \
+          "wgmma.mma_async.sync.aligned.m64n32k16.f32." name "." name                              \
+          " {"                                                                                     \
+          "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15"                                  \
+          "}, %16, %17, p, 1, 1, 0, %19;}"                                                         \
+          : BLINK_D8(0), BLINK_D8(8)                                                               \
+          : "l"(a), "l"(b), "r"(static_cast<int>(keep)), "n"(kRowMajorB));                         \
+    }                                                                                              \
+    /* a in registers, in the layout of mma's a operand. */                                        \
+    template <int kRowMajorB = 0>                                                                  \
+    static __device__ __forceinline__ void run(float (&d)[16], const uint32_t (&a)[4], uint64_t b, \
+                                               bool keep) {                                        \
+      asm volatile(                                                                                \
+          "{.reg .pred p; setp.ne.b32 p, %21, 0;"                                                  \
+          "wgmma.mma_async.sync.aligned.m64n32k16.f32." name "." name                              \
+          " {"                                                                                     \
+          "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15"                                  \
+          "}, {%16,%17,%18,%19}, %20, p, 1, 1, %22;}"                                              \
+          : BLINK_D8(0), BLINK_D8(8)                                                               \
+          : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(keep)),       \
+            "n"(kRowMajorB));                                                                      \
+    }                                                                                              \
+  };
+BLINK_PRODUCT_32(bf16, "bf16")
+BLINK_PRODUCT_32(fp16, "f16")
+#undef BLINK_PRODUCT_32
+
+#define BLINK_PRODUCT_64(type, name)                                                               \
+  template <>                                                                                      \
+  struct WarpgroupProduct<type, 64> {                                                              \
+    template <int kRowMajorB = 0>                                                                  \
+    static __device__ __forceinline__ void run(float (&d)[32], uint64_t a, uint64_t b,             \
+                                               bool keep) {                                        \
+      asm volatile(                                                                                \
+          "{.reg .pred p; setp.ne.b32 p, %34, 0;"                                                  \
+          "wgmma.mma_async.sync.aligned.m64n64k16.f32." name "." name                              \
+          " {"                                                                                     \
+          "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"                                 \
+          "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"                        \
+          "}, %32, %33, p, 1, 1, 0, %35;}"                                                         \
+          : BLINK_D8(0), BLINK_D8(8), BLINK_D8(16), BLINK_D8(24)                                   \
+          : "l"(a), "l"(b), "r"(static_cast<int>(keep)), "n"(kRowMajorB));                         \
+    }                                                                                              \
+    /* a in registers, in the layout of mma's a operand. */                                        \
+    template <int kRowMajorB = 0>                                                                  \
+    static __device__ __forceinline__ void run(float (&d)[32], const uint32_t (&a)[4], uint64_t b, \
+                                               bool keep) {                                        \
+      asm volatile(                                                                                \
+          "{.reg .pred p; setp.ne.b32 p, %37, 0;"                                                  \
+          "wgmma.mma_async.sync.aligned.m64n64k16.f32." name "." name                              \
+          " {"                                                                                     \
+          "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"                                 \
+          "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"                        \
+          "}, {%32,%33,%34,%35}, %36, p, 1, 1, %38;}"                                              \
+          : BLINK_D8(0), BLINK_D8(8), BLINK_D8(16), BLINK_D8(24)                                   \
+          : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(keep)),       \
+            "n"(kRowMajorB));                                                                      \
+    }                                                                                              \
+  };
+BLINK_PRODUCT_64(bf16, "bf16")
+BLINK_PRODUCT_64(fp16, "f16")
+#undef BLINK_PRODUCT_64
+
+#define BLINK_PRODUCT_80(type, name)                                                               \
+  template <>                                                                                      \
+  struct WarpgroupProduct<type, 80> {                                                              \
+    template <int kRowMajorB = 0>                                                                  \
+    static __device__ __forceinline__ void run(float (&d)[40], uint64_t a, uint64_t b,             \
+                                               bool keep) {                                        \
+      asm volatile(                                                                                \
+          "{.reg .pred p; setp.ne.b32 p, %42, 0;"                                                  \
+          "wgmma.mma_async.sync.aligned.m64n80k16.f32." name "." name                              \
+          " {"                                                                                     \
+          "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"                                 \
+          "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"                       \
+          "%32,%33,%34,%35,%36,%37,%38,%39"                                                        \
+          "}, %40, %41, p, 1, 1, 0, %43;}"                                                         \
+          : BLINK_D8(0), BLINK_D8(8), BLINK_D8(16), BLINK_D8(24), BLINK_D8(32)                     \
+          : "l"(a), "l"(b), "r"(static_cast<int>(keep)), "n"(kRowMajorB));                         \
+    }                                                                                              \
+    /* a in registers, in the layout of mma's a operand. */                                        \
+    template <int kRowMajorB = 0>                                                                  \
+    static __device__ __forceinline__ void run(float (&d)[40], const uint32_t (&a)[4], uint64_t b, \
+                                               bool keep) {                                        \
+      asm volatile(                                                                                \
+          "{.reg .pred p; setp.ne.b32 p, %45, 0;"                                                  \
+          "wgmma.mma_async.sync.aligned.m64n80k16.f32." name "." name                              \
+          " {"                                                                                     \
+          "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"                                 \
+          "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"                       \
+          "%32,%33,%34,%35,%36,%37,%38,%39"                                                        \
+          "}, {%40,%41,%42,%43}, %44, p, 1, 1, %46;}"                                              \
+          : BLINK_D8(0), BLINK_D8(8), BLINK_D8(16), BLINK_D8(24), BLINK_D8(32)                     \
+          : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(keep)),       \
+            "n"(kRowMajorB));                                                                      \
+    }                                                                                              \
+  };
+BLINK_PRODUCT_80(bf16, "bf16")
+BLINK_PRODUCT_80(fp16, "f16")
+#undef BLINK_PRODUCT_80
+
+#define BLINK_PRODUCT_96(type, name)                                                               \
+  template <>                                                                                      \
+  struct WarpgroupProduct<type, 96> {                                                              \
+    template <int kRowMajorB = 0>                                                                  \
+    static __device__ __forceinline__ void run(float (&d)[48], uint64_t a, uint64_t b,             \
+                                               bool keep) {                                        \
+      asm volatile(                                                                                \
+          "{.reg .pred p; setp.ne.b32 p, %50, 0;"                                                  \
+          "wgmma.mma_async.sync.aligned.m64n96k16.f32." name "." name                              \
+          " {"                                                                                     \
+          "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"                                 \
+          "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"                       \
+          "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47"                        \
+          "}, %48, %49, p, 1, 1, 0, %51;}"                                                         \
+          : BLINK_D8(0), BLINK_D8(8), BLINK_D8(16), BLINK_D8(24), BLINK_D8(32), BLINK_D8(40)       \
+          : "l"(a), "l"(b), "r"(static_cast<int>(keep)), "n"(kRowMajorB));                         \
+    }                                                                                              \
+    /* a in registers, in the layout of mma's a operand. */                                        \
+    template <int kRowMajorB = 0>                                                                  \
+    static __device__ __forceinline__ void run(float (&d)[48], const uint32_t (&a)[4], uint64_t b, \
+                                               bool keep) {                                        \
+      asm volatile(                                                                                \
+          "{.reg .pred p; setp.ne.b32 p, %53, 0;"                                                  \
+          "wgmma.mma_async.sync.aligned.m64n96k16.f32." name "." name                              \
+          " {"                                                                                     \
+          "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"                                 \
+          "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"                       \
+          "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47"                        \
+          "}, {%48,%49,%50,%51}, %52, p, 1, 1, %54;}"                                              \
+          : BLINK_D8(0), BLINK_D8(8), BLINK_D8(16), BLINK_D8(24), BLINK_D8(32), BLINK_D8(40)       \
+          : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(keep)),       \
+            "n"(kRowMajorB));                                                                      \
+    }                                                                                              \
+  };
+BLINK_PRODUCT_96(bf16, "bf16")
+BLINK_PRODUCT_96(fp16, "f16")
+#undef BLINK_PRODUCT_96
+
+#define BLINK_PRODUCT_128(type, name)                                                              \
+  template <>                                                                                      \
+  struct WarpgroupProduct<type, 128> {                                                             \
+    template <int kRowMajorB = 0>                                                                  \
+    static __device__ __forceinline__ void run(float (&d)[64], uint64_t a, uint64_t b,             \
+                                               bool keep) {                                        \
+      asm volatile(                                                                                \
+          "{.reg .pred p; setp.ne.b32 p, %66, 0;"                                                  \
+          "wgmma.mma_async.sync.aligned.m64n128k16.f32." name "." name                             \
+          " {"                                                                                     \
+          "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"                                 \
+          "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"                       \
+          "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,"                       \
+          "%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"                        \
+          "}, %64, %65, p, 1, 1, 0, %67;}"                                                         \
+          : BLINK_D8(0), BLINK_D8(8), BLINK_D8(16), BLINK_D8(24), BLINK_D8(32), BLINK_D8(40),      \
+            BLINK_D8(48), BLINK_D8(56)                                                             \
+          : "l"(a), "l"(b), "r"(static_cast<int>(keep)), "n"(kRowMajorB));                         \
+    }                                                                                              \
+    /* a in registers, in the layout of mma's a operand. */                                        \
+    template <int kRowMajorB = 0>                                                                  \
+    static __device__ __forceinline__ void run(float (&d)[64], const uint32_t (&a)[4], uint64_t b, \
+                                               bool keep) {                                        \
+      asm volatile(                                                                                \
+          "{.reg .pred p; setp.ne.b32 p, %69, 0;"                                                  \
+          "wgmma.mma_async.sync.aligned.m64n128k16.f32." name "." name                             \
+          " {"                                                                                     \
+          "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"                                 \
+          "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"                       \
+          "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,"                       \
+          "%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"                        \
+          "}, {%64,%65,%66,%67}, %68, p, 1, 1, %70;}"                                              \
+          : BLINK_D8(0), BLINK_D8(8), BLINK_D8(16), BLINK_D8(24), BLINK_D8(32), BLINK_D8(40),      \
+            BLINK_D8(48), BLINK_D8(56)                                                             \
+          : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(keep)),       \
+            "n"(kRowMajorB));                                                                      \
+    }                                                                                              \
+  };
+BLINK_PRODUCT_128(bf16, "bf16")
+BLINK_PRODUCT_128(fp16, "f16")
+#undef BLINK_PRODUCT_128
+
+#define BLINK_PRODUCT_256(type, name)                                                           \
+  template <>                                                                                   \
+  struct WarpgroupProduct<type, 256> {                                                          \
+    template <int kRowMajorB = 0>                                                               \
+    static __device__ __forceinline__ void run(float (&d)[128], uint64_t a, uint64_t b,         \
+                                               bool keep) {                                     \
+      asm volatile(                                                                             \
+          "{.reg .pred p; setp.ne.b32 p, %130, 0;"                                              \
+          "wgmma.mma_async.sync.aligned.m64n256k16.f32." name "." name                          \
+          " {"                                                                                  \
+          "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"                              \
+          "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"                    \
+          "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,"                    \
+          "%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63,"                    \
+          "%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,"                    \
+          "%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95,"                    \
+          "%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111,"        \
+          "%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"     \
+          "}, %128, %129, p, 1, 1, 0, %131;}"                                                   \
+          : BLINK_D8(0), BLINK_D8(8), BLINK_D8(16), BLINK_D8(24), BLINK_D8(32), BLINK_D8(40),   \
+            BLINK_D8(48), BLINK_D8(56), BLINK_D8(64), BLINK_D8(72), BLINK_D8(80), BLINK_D8(88), \
+            BLINK_D8(96), BLINK_D8(104), BLINK_D8(112), BLINK_D8(120)                           \
+          : "l"(a), "l"(b), "r"(static_cast<int>(keep)), "n"(kRowMajorB));                      \
+    }                                                                                           \
+    /* a in registers, in the layout of mma's a operand. */                                     \
+    template <int kRowMajorB = 0>                                                               \
+    static __device__ __forceinline__ void run(float (&d)[128], const uint32_t (&a)[4],         \
+                                               uint64_t b, bool keep) {                         \
+      asm volatile(                                                                             \
+          "{.reg .pred p; setp.ne.b32 p, %133, 0;"                                              \
+          "wgmma.mma_async.sync.aligned.m64n256k16.f32." name "." name                          \
+          " {"                                                                                  \
+          "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"                              \
+          "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"                    \
+          "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,"                    \
+          "%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63,"                    \
+          "%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,"                    \
+          "%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95,"                    \
+          "%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111,"        \
+          "%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"     \
+          "}, {%128,%129,%130,%131}, %132, p, 1, 1, %134;}"                                     \
+          : BLINK_D8(0), BLINK_D8(8), BLINK_D8(16), BLINK_D8(24), BLINK_D8(32), BLINK_D8(40),   \
+            BLINK_D8(48), BLINK_D8(56), BLINK_D8(64), BLINK_D8(72), BLINK_D8(80), BLINK_D8(88), \
+            BLINK_D8(96), BLINK_D8(104), BLINK_D8(112), BLINK_D8(120)                           \
+          : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(keep)),    \
+            "n"(kRowMajorB));                                                                   \
+    }                                                                                           \
+  };
+BLINK_PRODUCT_256(bf16, "bf16")
+BLINK_PRODUCT_256(fp16, "f16")
+#undef BLINK_PRODUCT_256
+
+#undef BLINK_D8
+
+#endif  // BLINK_HAS_WARPGROUP_PRODUCTS
+
+}  // namespace blink::kernels
+
+#endif  // BLINK_DEVICE_KERNELS_WARPGROUP_CUH
