@@ -12,13 +12,12 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
-import os
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +28,7 @@ from benchmarks.server_process import ROOT, ServerError, ServerProcess, environm
 
 PEAK_BYTES_PER_S = 4.3e12  # copy, read + write, one H200
 FRONT_END_THREADS = ("blink-net", "blink-rea", "blink-det", "blink-pre", "blink-ste", "blink-log")
+HOST_LOAD_REQUESTS = 500  # of a segment; two segments of each state
 PLACEMENTS = ("chained", "persistent", "host")
 COMPARE_KEYS = "decode:1:512:200,decode:16:2048:1100,prefill:1:512:512,prefill:1:2048:2048"
 
@@ -43,11 +43,17 @@ class Shape:
     prompt_tokens: int
     output_tokens: int
 
+    def quick(self) -> Shape:
+        """Return the same with fewer requests."""
+        number = max(self.concurrency, -(-self.num_requests // QUICK_PART))
+        return replace(self, num_requests=number)
+
     def __str__(self) -> str:
         return f"{self.concurrency} at a time, {self.prompt_tokens} -> {self.output_tokens}"
 
 
 WARM = Shape(name="warm", concurrency=1, num_requests=2, prompt_tokens=64, output_tokens=16)
+QUICK_PART = 4  # --quick sends this part of the requests: a look, not a measurement
 BS1 = Shape(name="bs1", concurrency=1, num_requests=6, prompt_tokens=64, output_tokens=256)
 C16 = Shape(name="c16", concurrency=16, num_requests=64, prompt_tokens=1024, output_tokens=128)
 LONG = Shape(name="long", concurrency=1, num_requests=32, prompt_tokens=64, output_tokens=1900)
@@ -109,8 +115,20 @@ def run_shape(
     return result
 
 
-def serve(folder: Path, placement: str, shapes: Sequence[Shape], *options: str) -> dict[str, Any]:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Run:
+    """What the user asked for."""
+
+    models: Path
+    placements: tuple[str, ...] = PLACEMENTS
+    is_quick: bool = False
+
+
+def serve(
+    run: Run, name: str, placement: str, shapes: Sequence[Shape], *options: str
+) -> dict[str, Any]:
     """Serve a folder over HTTP and send it the shapes in turn."""
+    folder = run.models / name
     launches = json.loads((folder / "launches.json").read_text())
     print(f"{folder.name}, {placement}:", flush=True)
     with ServerProcess(gpu_server(folder, placement, *options)) as server:
@@ -119,22 +137,23 @@ def serve(folder: Path, placement: str, shapes: Sequence[Shape], *options: str) 
         with LoadClient(server.url) as client:
             run_shape(client, server, WARM, launches["vocab_size"])
             for shape in shapes:
-                result[shape.name] = run_shape(client, server, shape, launches["vocab_size"])
+                sent = shape.quick() if run.is_quick else shape
+                result[shape.name] = run_shape(client, server, sent, launches["vocab_size"])
         result["end"] = server.end()
     return result
 
 
-def part_serve(models: Path) -> dict[str, Any]:
+def part_serve(run: Run) -> dict[str, Any]:
     """Llama-3-8B shape: placement against placement against the floor."""
-    found = {name: serve(models / "llama8b", name, (BS1, C16, C64)) for name in PLACEMENTS}
-    floor = found["chained"]["floor_bs1_ms"]
+    found = {name: serve(run, "llama8b", name, (BS1, C16, C64)) for name in run.placements}
+    floor = found[run.placements[0]]["floor_bs1_ms"]
     print(f"  floor of batch 1: {floor:.2f} ms (weights / 4.3 TB/s)")
     return found
 
 
-def part_qwen(models: Path) -> dict[str, Any]:
+def part_qwen(run: Run) -> dict[str, Any]:
     """Qwen3-30B-A3B shape, with the distinct experts that its steps had."""
-    result = serve(models / "qwen3moe", "chained", (BS1, C16), "--count-experts")
+    result = serve(run, "qwen3moe", "chained", (BS1, C16), "--count-experts")
     by_rows = (result["end"].get("experts") or {}).get("by_rows", {})
     for rows, counts in by_rows.items():
         if int(rows) in (1, 16):
@@ -142,13 +161,11 @@ def part_qwen(models: Path) -> dict[str, Any]:
     return result
 
 
-def part_compare(models: Path) -> dict[str, Any]:
+def part_compare(run: Run) -> dict[str, Any]:
     """Chained against back-to-back replay of the same graphs."""
+    script, folder = ROOT / "benchmarks" / "bench_model.py", run.models / "llama8b"
     with tempfile.TemporaryDirectory() as scratch:
-        command = [
-            sys.executable, str(ROOT / "benchmarks" / "bench_model.py"), str(models / "llama8b"),
-            f"compare={COMPARE_KEYS}",
-        ]  # fmt: skip
+        command = [sys.executable, str(script), str(folder), f"compare={COMPARE_KEYS}"]
         done = subprocess.run(
             command, env={**environment(), "OUT": scratch}, cwd=ROOT, capture_output=True, text=True
         )
@@ -161,9 +178,9 @@ def part_compare(models: Path) -> dict[str, Any]:
     return {row["name"]: row for row in rows}
 
 
-def part_cache(models: Path) -> dict[str, Any]:
+def part_cache(run: Run) -> dict[str, Any]:
     """A cache of 800 graphs: cold, then with algorithms cached."""
-    folder = models / "llama8b_cache"
+    folder = run.models / "llama8b_cache"
     (folder / "algorithms.json").unlink(missing_ok=True)
     result = {}
     for state in ("cold", "cached"):
@@ -180,20 +197,22 @@ def part_cache(models: Path) -> dict[str, Any]:
     return result
 
 
-def part_host_load(models: Path) -> dict[str, Any]:
+def part_host_load(run: Run) -> dict[str, Any]:
     """P99 with the other cores idle and loaded, with and without reserved cores."""
-    from benchmarks.bench_host_load import run
+    from benchmarks import bench_host_load
 
     load = Load(
-        num_requests=int(os.environ.get("HOST_LOAD_REQUESTS", "500")),
+        num_requests=60 if run.is_quick else HOST_LOAD_REQUESTS,
         prompt_tokens=32, output_tokens=32, rate_per_s=42.0, vocab_size=32000,
     )  # fmt: skip
-    return run(gpu_server(models / "llama8b", "chained"), load, rounds=2, contrast_rounds=1)
+    return bench_host_load.run(
+        gpu_server(run.models / "llama8b", "chained"), load, rounds=2, contrast_rounds=1
+    )
 
 
-def part_steps(models: Path) -> dict[str, Any]:
+def part_steps(run: Run) -> dict[str, Any]:
     """60,000 decode steps without a host call: CPU time of every thread."""
-    result = serve(models / "llama8b", "chained", (LONG,))
+    result = serve(run, "llama8b", "chained", (LONG,))
     threads = result[LONG.name]["server_threads_percent"]
     others = {n: v for n, v in threads.items() if not n.startswith(FRONT_END_THREADS)}
     result["busiest_other_percent"] = max(others.values(), default=0.0)
@@ -206,7 +225,7 @@ def part_steps(models: Path) -> dict[str, Any]:
     return result
 
 
-PARTS: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
+PARTS: dict[str, tuple[Callable[[Run], dict[str, Any]], str]] = {
     "serve": (part_serve, "Llama-3-8B shape over HTTP"),
     "compare": (part_compare, "chained against back-to-back replay, median of 20 pairs"),
     "qwen": (part_qwen, "Qwen3-30B-A3B shape over HTTP"),
@@ -222,8 +241,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--models", type=Path, required=True)
     parser.add_argument("--parts", default=DEFAULT_PARTS)
+    parser.add_argument("--placements", default=",".join(PLACEMENTS))
+    parser.add_argument("--quick", action="store_true", help="few requests: a look")
     parser.add_argument("-o", "--output", type=Path)
     options = parser.parse_args()
+    run = Run(
+        models=options.models,
+        placements=tuple(options.placements.split(",")),
+        is_quick=options.quick,
+    )
     date = datetime.date.today().isoformat()
     output = options.output or ROOT / "benchmarks" / "results" / f"gpu_{date}.json"
     result: dict[str, Any] = {
@@ -241,7 +267,7 @@ def main() -> None:
         print(f"== {title}", flush=True)
         started = time.monotonic()
         try:
-            result["parts"][name] = function(options.models)
+            result["parts"][name] = function(run)
         except (RuntimeError, OSError, KeyError, IndexError) as error:  # the others still count
             result["errors"][name] = str(error)[-3000:]
             print(f"  failed: {str(error)[-1500:]}", flush=True)

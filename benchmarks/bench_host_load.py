@@ -172,7 +172,14 @@ def compare(segments: Sequence[Segment]) -> dict[str, Any]:
     return result
 
 
-def run(command: Sequence[str], load: Load, *, rounds: int, contrast_rounds: int) -> dict[str, Any]:
+def run(
+    command: Sequence[str],
+    load: Load,
+    *,
+    rounds: int,
+    contrast_rounds: int,
+    num_reserved: int = RESERVED_CORES,
+) -> dict[str, Any]:
     """Serve with `command`, measure with and without reserved cores.
 
     Args:
@@ -180,7 +187,7 @@ def run(command: Sequence[str], load: Load, *, rounds: int, contrast_rounds: int
         contrast_rounds: the same without the reservation.
     """
     cores = os.sched_getaffinity(0)
-    reserved = host_facts.reserve_cores(RESERVED_CORES, cores, host_facts.core_siblings())
+    reserved = host_facts.reserve_cores(num_reserved, cores, host_facts.core_siblings())
     others = cores - reserved
     result: dict[str, Any] = {
         "reserved_cores": sorted(reserved),
@@ -245,6 +252,7 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=42.0, help="requests a second")
     parser.add_argument("--prompt-tokens", type=int, default=32)
     parser.add_argument("--tokens", type=int, default=32)
+    parser.add_argument("--reserved-cores", type=int, default=RESERVED_CORES)
     parser.add_argument("--vocab-size", type=int, default=32000)
     parser.add_argument("--model", default="model")
     parser.add_argument("-o", "--output", type=Path)
@@ -261,7 +269,13 @@ def main() -> None:
         output_tokens=options.tokens, rate_per_s=options.rate, vocab_size=options.vocab_size,
         model=options.model,
     )  # fmt: skip
-    result = run(command, load, rounds=options.rounds, contrast_rounds=options.contrast_rounds)
+    result = run(
+        command,
+        load,
+        rounds=options.rounds,
+        contrast_rounds=options.contrast_rounds,
+        num_reserved=options.reserved_cores,
+    )
     result["hardware"] = host_facts.hardware()
     if options.output:
         options.output.write_text(json.dumps(result, indent=1) + "\n")

@@ -37,7 +37,7 @@ QWEN3_30B_A3B = {
     "rope_theta": 1000000.0, "bos_token_id": 1, "eos_token_id": 2,
 }  # fmt: skip
 SERVED = "prefill:1,2,4@64..2048x2/decode:1,2,4,8,16,32,64@256..2048x2"
-MANY = "prefill:1,2,4@64..2048+64/decode:1..64@256..2048+256,64,128,512"
+MANY = "prefill:1,2,4@64..2048+64/decode:1..64@256..2048+256,64,128,384"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
