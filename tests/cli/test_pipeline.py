@@ -88,12 +88,12 @@ def test_tool_of_another_version_reruns_its_stage(
 ) -> None:
     build = tmp_path / "build"
     run(config_for(model), build)
-    versions = pipeline.tool_versions
+    versions = stages.tool_versions
 
     def newer(names: Any) -> dict[str, str]:
         return {**versions(names), **({"torch": "99"} if "torch" in names else {})}
 
-    monkeypatch.setattr(pipeline, "tool_versions", newer)
+    monkeypatch.setattr(stages, "tool_versions", newer)
     assert run(config_for(model), build)["read"] is False
 
 
@@ -103,7 +103,7 @@ def test_build_goes_on_on_a_machine_without_the_tools(
     run(config_for(model), tmp_path / "build")
     shutil.copytree(tmp_path / "build", tmp_path / "elsewhere" / "b", symlinks=True)
     shutil.rmtree(tmp_path / "build")
-    monkeypatch.setattr(pipeline, "tool_versions", lambda names: {})
+    monkeypatch.setattr(stages, "tool_versions", lambda names: {})
     assert all(run(config_for(model), tmp_path / "elsewhere" / "b").values())
 
 
