@@ -13,12 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from blinkc import abi
-from blinkc.bundle.manifest import Limits
+from blinkc.bundle.manifest import Golden, Limits
 from blinkc.bundle.reader import Bundle
 from blinkc.errors import BlinkError
 
 GOLDEN_TEXT = "The quick brown fox jumps over the lazy dog. The capital of France is"
 NUM_GOLDEN_TOKENS = 16
+# A reference's choice this close to its second one, in standard deviations of its logits, is a tie:
+# rounding to 16 bits decides it.
+GOLDEN_TIE_STD = 0.15
 _MASK64 = (1 << 64) - 1
 
 
@@ -57,6 +60,33 @@ def run_golden(
                     ring.stop()
         finally:
             ring.close()
+
+
+def compare_golden(golden: Golden, expected: Sequence[int], found: Sequence[int]) -> str:
+    """Compare what came out with what should have; say how far they agree.
+
+    From the first tie of the reference on, the texts may part.
+
+    Raises:
+        BlinkError: a token differs where the reference was sure.
+    """
+    who = golden.made_by or "an earlier load"
+    for number, (want, token) in enumerate(zip(expected, found, strict=False)):
+        if token == want:
+            continue
+        margin = golden.margins[number] if number < len(golden.margins) else float("inf")
+        if margin <= GOLDEN_TIE_STD:
+            return (
+                f"golden prompt gives {number} tokens of {who}, then the other side of a tie "
+                f"(margin {margin:.3f} of the logits' spread)"
+            )
+        raise BlinkError(
+            f"the golden prompt gives token {token} at position {number}, {who} gave {want}: "
+            f"{list(found[:8])}... instead of {list(expected[:8])}..."
+        )
+    if len(found) < len(expected):
+        raise BlinkError(f"the golden prompt gives {len(found)} tokens of {len(expected)}")
+    return f"golden prompt gives its {len(found)} tokens"
 
 
 class PythonRing:

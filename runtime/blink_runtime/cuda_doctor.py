@@ -4,10 +4,9 @@ do."""
 from __future__ import annotations
 
 import os
-import struct
-import time
-from ctypes import c_int32, c_uint64
+import platform
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
 from blinkc.errors import BlinkError
@@ -15,16 +14,9 @@ from blinkc.errors import BlinkError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from blink_runtime.cuda_driver import Context, Module, Stream
-    from blink_runtime.cuda_graphs import GraphExec
+    from blink_runtime.cuda_driver import Context
 
-MIN_DRIVER = (
-    12040  # device-side graph launch with conditional-free relaunch; CUDA 13 kernels want 13000
-)
-WANTED_DRIVER = 13000
-_RELAUNCHES = 1000
-_WINDOW = 120
-_TIMEOUT_S = 5.0
+WANTED_DRIVER = 13000  # CUDA 13.0: the cubins of bundles, and graphs launched from the GPU
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,6 +33,7 @@ def examine() -> Iterator[Finding]:
     """Yield findings in order; stops at the first that makes the rest pointless."""
     from blink_runtime.cuda_driver import Context
 
+    yield _examine_versions()
     try:
         context = Context()
     except BlinkError as error:
@@ -49,8 +42,28 @@ def examine() -> Iterator[Finding]:
     with context:
         yield from _examine_gpu(context)
         yield from _examine_libraries()
-        yield from _examine_sharing()
+        yield from _examine_sharing(context)
         yield _examine_launch(context)
+
+
+def _examine_versions() -> Finding:
+    packages = ("blinkc", "cuda-bindings", "pydantic", "numpy")
+    found = [f"{name} {version(name)}" for name in packages if _is_installed(name)]
+    missing = [name for name in packages[1:3] if not _is_installed(name)]
+    return Finding(
+        name="versions",
+        level="problem" if missing else "ok",
+        text=", ".join([*found, f"Python {platform.python_version()}", platform.machine()]),
+        advice=f"pip install {' '.join(missing)}" if missing else "",
+    )
+
+
+def _is_installed(name: str) -> bool:
+    try:
+        version(name)
+    except PackageNotFoundError:
+        return False
+    return True
 
 
 def _examine_gpu(context: Context) -> Iterator[Finding]:
@@ -98,7 +111,14 @@ def _examine_libraries() -> Iterator[Finding]:
         yield Finding(name="cublaslt", level="problem", text=error.message, advice=error.hint)
 
 
-def _examine_sharing() -> Iterator[Finding]:
+def _examine_sharing(context: Context) -> Iterator[Finding]:
+    is_slice = "MIG" in context.spec.name
+    yield Finding(
+        name="mig",
+        level="notice" if is_slice else "ok",
+        text=f"this is {context.spec.name}" if is_slice else "the whole GPU",
+        advice="fewer multiprocessors: compile with a smaller --memory-budget" if is_slice else "",
+    )
     pipe = os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps")
     if os.path.exists(os.path.join(pipe, "control")):
         yield Finding(
@@ -112,86 +132,37 @@ def _examine_sharing() -> Iterator[Finding]:
 
 
 def _examine_launch(context: Context) -> Finding:
-    """Run graphs that launch graphs: a tail relaunch, and a full window of fire-and-forget
-    launches."""
+    """Run graphs that launch graphs: a tail relaunch, and a full window of launches beside."""
+    from blink_runtime.cuda_driver import Module
+    from blink_runtime.device_launch import NUM_BESIDE, NUM_RELAUNCHES, check_launches
+    from blinkc.codegen.compile_cuda import compile_cuda
+    from blinkc.resources import templates_folder
+
+    source = (templates_folder() / "doctor.cu").read_text(encoding="utf-8")
     try:
-        seconds = _LaunchTest(context).run()
+        image = compile_cuda({"doctor.cu": source}, context.spec.target)
+    except BlinkError as error:
+        return Finding(
+            name="device launch",
+            level="notice",
+            text=f"not tested: {error.message.splitlines()[0]}",
+            advice="pip install 'blinkc[cuda]' to test here; `run` tests it with the bundle's code",
+        )
+    try:
+        microseconds = check_launches(Module(image, "doctor"))
     except BlinkError as error:
         return Finding(
             name="device launch",
             level="problem",
             text=error.message,
-            advice="serve with --scheduler host on this machine",
+            advice="`run` takes the host placement on this machine; update the driver",
         )
     return Finding(
         name="device launch",
         level="ok",
-        text=f"{_RELAUNCHES} tail relaunches, {seconds * 1e6 / _RELAUNCHES:.1f} us each; "
-        f"{_WINDOW} fire-and-forget launches",
+        text=f"{NUM_RELAUNCHES} tail relaunches, {microseconds:.1f} us each; "
+        f"{NUM_BESIDE} launches beside one graph",
     )
-
-
-class _LaunchTest:
-    def __init__(self, context: Context) -> None:
-        from blink_runtime.cuda_driver import DeviceBuffer, Module, Stream
-        from blinkc.codegen.compile_cuda import compile_cuda
-        from blinkc.resources import templates_folder
-
-        source = (templates_folder() / "doctor.cu").read_text(encoding="utf-8")
-        architecture = context.spec.target
-        self._module: Module = Module(compile_cuda({"doctor.cu": source}, architecture), "doctor")
-        self._stream: Stream = Stream()
-        self._state = DeviceBuffer(16, "the launch test")
-
-    def run(self) -> float:
-        """Return the seconds of `_RELAUNCHES` relaunches.
-
-        Raises:
-            BlinkError: a launch failed, or graphs did not come to their end.
-        """
-        from blink_runtime.cuda_driver import DeviceBuffer
-
-        address = c_uint64(self._state.address)
-        resident = self._graph("relaunch_self", address)
-        seconds = self._play(resident, _RELAUNCHES, "tail relaunch")
-        children = [self._graph("count_run", address) for _ in range(2)]
-        table = DeviceBuffer(16, "the launch test")
-        table.write(struct.pack("2Q", *(int(child.handle) for child in children)))
-        window = self._graph("launch_window", address, c_uint64(table.address), c_int32(2))
-        self._play(window, _WINDOW, "fire-and-forget launch")
-        return seconds
-
-    def _graph(self, kernel: str, *args: c_uint64 | c_int32) -> GraphExec:
-        from blink_runtime.cuda_graphs import Capture, GraphExec, Launch, launch
-
-        function = self._module.function(kernel)
-        with Capture(self._stream) as capture:
-            launch(Launch(function, (1, 1, 1), 1, 0, args, early=False), self._stream)
-        assert capture.graph is not None
-        made = GraphExec(capture.graph, device_launch=True, name=kernel)
-        made.upload(self._stream)
-        self._stream.synchronize()
-        return made
-
-    def _play(self, graph: GraphExec, target: int, what: str) -> float:
-        self._state.write(struct.pack("IIII", 0, target, 0, 0))
-        started = time.perf_counter()
-        graph.launch(self._stream)
-        self._stream.synchronize()
-        seconds = time.perf_counter() - started
-        return seconds if self._wait(target, what) else 0.0
-
-    def _wait(self, target: int, what: str) -> bool:
-        deadline = time.monotonic() + _TIMEOUT_S
-        while True:
-            runs, _, error, _ = struct.unpack("IIII", self._state.read(16))
-            if error:
-                raise BlinkError(f"{what} failed with CUDA error {error} after {runs} runs")
-            if runs >= target:
-                return True
-            if time.monotonic() > deadline:
-                raise BlinkError(f"{what}: {runs} of {target} runs within {_TIMEOUT_S:.0f} s")
-            time.sleep(0.001)
 
 
 def print_findings(say: Callable[[str], None] = print) -> int:

@@ -132,15 +132,6 @@ class Context:
         self.close()
 
 
-def make_primary_current(ordinal: int = 0) -> None:
-    """Make the GPU's primary context, which a `Context` holds, current in the calling thread."""
-    cu = driver()
-    device = check(cu.cuDeviceGet(ordinal), "opening the GPU")
-    context = check(cu.cuDevicePrimaryCtxRetain(device), "finding the context")
-    check(cu.cuCtxSetCurrent(context), "making the context current")
-    cu.cuDevicePrimaryCtxRelease(device)
-
-
 class DeviceBuffer:
     """Device memory, freed by `close()`."""
 
@@ -309,6 +300,10 @@ class Event:
     def record(self, stream: Stream) -> None:
         """Mark the stream's present end."""
         check(driver().cuEventRecord(self._handle, stream.handle), "recording an event")
+
+    def synchronize(self) -> None:
+        """Wait for what was before the mark; returns at once where none was made."""
+        check(driver().cuEventSynchronize(self._handle), "waiting for an event")
 
     def milliseconds_since(self, earlier: Event) -> float:
         """Wait for this event and return the time from `earlier` to it."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -18,7 +17,9 @@ from typing import TYPE_CHECKING
 
 from blink_runtime.codec import load_codec
 from blink_runtime.cpu_target import CpuTarget
-from blinkc.bundle.golden import RingProbe
+from blink_runtime.hash_check import HashCheck
+from blink_runtime.load_cache import LoadCache
+from blinkc.bundle.golden import NUM_GOLDEN_TOKENS, RingProbe, compare_golden
 from blinkc.bundle.manifest import Manifest
 from blinkc.bundle.reader import Bundle, open_bundle
 from blinkc.errors import BlinkError
@@ -28,8 +29,10 @@ if TYPE_CHECKING:
     from blink_runtime.front_end import FrontEnd
 
 EXIT_UNHEALTHY = 70  # EX_SOFTWARE: a supervisor restarts
-WATCHDOG_INTERVAL_S = 0.25
-STOP_TIMEOUT_S = 5.0
+UNHEALTHY_GRACE_S = 2.0  # from the watchdog's verdict to the end: /health says 503 meanwhile
+GOLDEN_TIMEOUT_S = 120.0
+FIRST_TOKEN_INTERVAL_S = 0.02
+FIRST_TOKEN_PATIENCE_S = 60.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,6 +47,7 @@ class ServeConfig:
     drain_s: float = 10.0  # patience with running requests after SIGTERM
     weights_from: Sequence[Path] = field(default=())
     scheduler: str = "chained"  # placement on a GPU
+    silence_s: float = 2.0  # without a heartbeat: unhealthy, unless four steps take longer
 
 
 def serve(path: Path, config: ServeConfig) -> int:
@@ -53,17 +57,25 @@ def serve(path: Path, config: ServeConfig) -> int:
         BlinkError: the bundle is not for this machine, or fails its golden prompt.
     """
     stop = _stop_event()
-    start = time.monotonic()
     with ExitStack() as stack:
-        bundle = stack.enter_context(open_bundle(path))
+        bundle = stack.enter_context(open_bundle(path, check_hashes=False))
         bundle.check_machine()
-        _say(f"{bundle.manifest.model_name}: bundle checked")
+        hashes = HashCheck(bundle, config.weights_from)
+        _say(f"{bundle.manifest.model_name}: code checked")
+        if bundle.manifest.target.library is not None:
+            hashes.wait()  # the CPU target has no second reader to wait for
         ring = start_target(stack, bundle, config)
         if config.checks_golden:
-            _say(check_golden(ring, bundle.manifest))
+            _say(check_golden(ring, bundle, open_golden_cache(bundle)))
+        # Closed in reverse: front end, watchdog, stop word, target.
+        stack.callback(start_watchdog(ring, bundle.manifest, config).disarm)
+        hashes.wait()
         front_end = start_front_end(stack, bundle, ring, config)
-        _say(f"ready after {time.monotonic() - start:.1f} s: {front_end.url}/  (ring {ring.name})")
-        return _watch(front_end, ring, stop, config.drain_s)
+        _say(f"ready after {process_age_s():.1f} s: {front_end.url}/  (ring {ring.name})")
+        _wait(front_end, stop)
+        _say("stopping")
+        front_end.close(config.drain_s)
+        return 0
 
 
 def start_target(stack: ExitStack, bundle: Bundle, config: ServeConfig) -> _native.Ring:
@@ -140,24 +152,70 @@ def ring_sizes(manifest: Manifest) -> _native.RingSizes:
     )
 
 
-def check_golden(ring: _native.Ring, manifest: Manifest) -> str:
+def open_golden_cache(bundle: Bundle) -> LoadCache | None:
+    """Return where a GPU's golden tokens are kept; None for the CPU, whose bundle holds them."""
+    if bundle.manifest.target.library is not None:
+        return None
+    from blink_runtime.cuda_bundle import open_cache
+    from blink_runtime.cuda_driver import Context
+
+    with Context() as context:
+        return open_cache(bundle, context)
+
+
+def check_golden(ring: _native.Ring, bundle: Bundle, cache: LoadCache | None) -> str:
     """Run the golden prompt through the live ring before any client may; say what came out.
 
+    Tokens that this very machine gave at its first load must come again exactly. At that load they
+    are compared with the manifest's, which may be of another program, up to ties.
+
     Raises:
-        BlinkError: the tokens differ from the manifest's.
+        BlinkError: the tokens differ.
     """
+    manifest = bundle.manifest
     golden = manifest.golden
-    if golden is None or not golden.output_token_ids:
+    recorded = cache.golden_tokens() if cache else ()
+    if golden is None or (not golden.output_token_ids and cache is None):
         return "no golden prompt in this bundle: the output is unchecked"
-    probe = RingProbe(manifest.limits, ring.address)
-    found = probe.complete(golden.prompt_token_ids, len(golden.output_token_ids), 120.0)
-    if tuple(found) != golden.output_token_ids:
+    expected = golden.output_token_ids or recorded
+    count = len(expected) or min(NUM_GOLDEN_TOKENS, manifest.limits.max_output_tokens)
+    found = RingProbe(manifest.limits, ring.address).complete(
+        golden.prompt_token_ids, count, GOLDEN_TIMEOUT_S
+    )
+    try:
+        text = compare_golden(golden, expected, found)
+        if recorded and tuple(found) != recorded:
+            raise BlinkError(
+                f"the golden prompt gives {list(found[:8])}... here; at the first load of this "
+                f"bundle on this GPU it gave {list(recorded[:8])}..."
+            )
+    except BlinkError as error:
         raise BlinkError(
-            f"the golden prompt gives other tokens here: {found[:8]}... instead of "
-            f"{list(golden.output_token_ids[:8])}...",
-            hint=f"this machine or its software computes wrongly; rebuild: {manifest.rebuild}",
-        )
-    return f"golden prompt gives its {len(found)} tokens"
+            error.message,
+            hint="this machine or its software computes wrongly: run blink-runtime doctor; "
+            f"or rebuild: {manifest.rebuild}",
+        ) from None
+    if cache is not None and not recorded:
+        cache.update(golden=found)
+        text += "" if expected else ", recorded: the next load must give them again"
+    return text
+
+
+def start_watchdog(ring: _native.Ring, manifest: Manifest, config: ServeConfig) -> _native.Watchdog:
+    """Watch the scheduler from now on; the process ends with `EXIT_UNHEALTHY` when it dies."""
+    from blink_runtime import _native
+
+    return _native.Watchdog(
+        ring, _silence_s(ring, manifest, config), UNHEALTHY_GRACE_S, EXIT_UNHEALTHY
+    )
+
+
+def _silence_s(ring: _native.Ring, manifest: Manifest, config: ServeConfig) -> float:
+    """Return how long the heartbeat may be silent: a step of the largest prefill may take longer
+    than any that has run so far."""
+    prompt = len(manifest.golden.prompt_token_ids) if manifest.golden else 1
+    growth = max(manifest.limits.max_prefill_tokens / max(prompt, 1), 1.0)
+    return max(config.silence_s, 4 * growth * ring.header()["longest_step_ns"] / 1e9)
 
 
 def start_front_end(
@@ -174,27 +232,32 @@ def start_front_end(
         model_name=manifest.model_name,
         api_keys=tuple(config.api_keys),
         eos_token_ids=manifest.tokenizer.eos_token_ids,
+        stall_timeout_ms=round(_silence_s(ring, manifest, config) * 1000),
     )
     codec = load_codec(bundle, _say)
     return stack.enter_context(FrontEnd(ring, codec, load_chat_template(bundle), options))
 
 
-def _watch(front_end: FrontEnd, ring: _native.Ring, stop: threading.Event, drain_s: float) -> int:
-    """Wait for a signal; end with an error once the scheduler is found dead."""
-    while not stop.wait(WATCHDOG_INTERVAL_S):
-        if front_end.health in ("stalled", "stopped"):
-            header = ring.header()
-            error = f", CUDA error {header['launch_error']}" if header["launch_error"] else ""
-            print(
-                f"blink-runtime: the scheduler has {front_end.health} at step {header['step']}"
-                f"{error}; ending so that a supervisor can restart",
-                file=sys.stderr,
-                flush=True,
-            )
-            return EXIT_UNHEALTHY
-    _say("stopping")
-    front_end.close(drain_s)
-    return 0
+def _wait(front_end: FrontEnd, stop: threading.Event) -> None:
+    """Wait for a signal; say once when the first token has been served.
+
+    After a minute without a request this thread only sleeps.
+    """
+    deadline = time.monotonic() + FIRST_TOKEN_PATIENCE_S
+    while time.monotonic() < deadline:
+        if stop.wait(FIRST_TOKEN_INTERVAL_S):
+            return
+        if front_end.stats()["output_tokens"] > 0:
+            _say(f"first token served {process_age_s():.1f} s after the start")
+            break
+    stop.wait()
+
+
+def process_age_s() -> float:
+    """Return the seconds since this process began, the interpreter's start included."""
+    with open("/proc/self/stat", encoding="ascii", errors="replace") as file:
+        ticks = int(file.read().rpartition(")")[2].split()[19])
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
 
 
 def _stop_event() -> threading.Event:

@@ -9,4 +9,5 @@ NB_MODULE(_native, module) {
   bind_tokenizer(module);
 #endif
   blink::bind_front_end(module);
+  blink::bind_loader(module);
 }

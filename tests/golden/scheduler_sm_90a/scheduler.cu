@@ -1,6 +1,7 @@
 // The scheduler of one compiled model for sm_90a. Rendered by blinkc 0.1.0 from
 // scheduler.cu.jinja; do not edit.
 #include "blink/device/launch.cuh"
+#include "blink/device/launch_test.cuh"
 #include "config.cuh"
 #include "graph_table.cuh"
 
@@ -63,4 +64,15 @@ extern "C" __global__ void __launch_bounds__(blink::kTeamThreads)
     blink_scheduler_host_step(void* state, uint32_t launch_error) {
   blink::BlockThreads team = block_team();
   blink::run_host_step(state, hot_memory(), team, launch_error);
+}
+
+// The device launch self-test, which the loader runs first.
+extern "C" __global__ void blink_test_relaunch(blink::LaunchTest* test) {
+  blink::relaunch_self(test);
+}
+
+extern "C" __global__ void blink_test_count(blink::LaunchTest* test) { blink::count_run(test); }
+
+extern "C" __global__ void blink_test_window(blink::LaunchTest* test, const uint64_t* children) {
+  blink::launch_window(test, children);
 }
