@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
     from blink_runtime.cuda_driver import Stream
     from blink_runtime.cuda_graphs import Launch
+    from blink_runtime.gpu_ring import GpuRing
 
 PEAK_BYTES_PER_S = 4.3e12  # copy, read + write, one H200
 RESULTS: list[dict[str, Any]] = []
@@ -75,7 +76,7 @@ def compile_kernels(folder: Path) -> None:
 def load(
     folder: Path,
     placement: str,
-    ring: MappedBuffer | None = None,
+    ring: MappedBuffer | GpuRing | None = None,
     keys: Sequence[GraphKey] | None = None,
     context: Context | None = None,
 ) -> CudaTarget:

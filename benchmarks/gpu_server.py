@@ -14,18 +14,20 @@ import os
 import sys
 import time
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from benchmarks.bench_model import load, load_plan
-from blink_runtime.cuda_driver import Context, MappedBuffer
+from blink_runtime.cuda_driver import Context
+from blink_runtime.gpu_ring import GpuRing
 
 STOP_TIMEOUT_S = 10.0
 
 
-def say(event: str, **facts: Any) -> None:
+def say(event: str, text: str = "", **facts: Any) -> None:
     """Print one event for the parent."""
-    print(json.dumps({"event": event, **facts}), flush=True)
+    print(json.dumps({"event": event, "text": text, **facts}), flush=True)
 
 
 def ring_sizes(plan: Any) -> Any:
@@ -50,9 +52,11 @@ def serve(folder: Path, placement: str, port: int, counts_experts: bool) -> None
         context = stack.enter_context(Context())
         plan = load_plan(folder)
         sizes = ring_sizes(plan)
-        memory = MappedBuffer(sizes.ring_bytes, "the ring")
-        ring = _native.Ring.create_at(memory.host_address, memory.num_bytes, sizes)
-        target = load(folder, placement, ring=memory, context=context)
+        gpu_ring = stack.enter_context(
+            GpuRing(f"/blink-{os.getpid()}", sizes, partial(say, "notice"))
+        )
+        ring = gpu_ring.ring
+        target = load(folder, placement, ring=gpu_ring, context=context)
         report = {name: getattr(target.report, name) for name in target.report.__slots__}
         # Kept so that the next start of the same model need not measure again.
         (folder / "algorithms.json").write_text(json.dumps(target.products.algorithms))
