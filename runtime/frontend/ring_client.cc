@@ -35,24 +35,45 @@ RingClient::RingClient(std::unique_ptr<Transport> transport, uint32_t front_end_
   first_slot_ = front_end_first_slot(front_end_index, sizes_.num_slots, sizes_.num_front_ends);
   num_slots_ = front_end_first_slot(front_end_index + 1, sizes_.num_slots, sizes_.num_front_ends) -
                first_slot_;
+  sequences_ = std::make_unique<std::atomic<uint32_t>[]>(num_slots_);
+  submitted_epochs_ = std::make_unique<std::atomic<uint32_t>[]>(num_slots_);
   attach();
 }
 
-void RingClient::attach() {
-  blink_front_end line;
-  require_ok(transport_->read_object(front_end_offset(), line), "cannot read the front end's line");
-  epoch_ = line.epoch + 1 == 0 ? 1 : line.epoch + 1;
+bool RingClient::reconnect() {
+  if (transport_->reconnect() != Status::ok) return false;
+  try {
+    blink_ring_header header;
+    require_ok(read_header(header), "cannot read the header");
+    check_ring_header(header, transport_->info().ring_bytes);
+    const RingSizes sizes = ring_sizes_from_header(header);
+    // Limits that clients were told must still hold: another ring needs another front end.
+    if (std::memcmp(&sizes, &sizes_, sizeof(sizes)) != 0) return false;
+    attach();
+  } catch (const RingError&) {
+    return false;  // lost again meanwhile
+  }
+  return true;
+}
+
+// What an earlier life, or an earlier link of this one, left in the slots.
+void RingClient::read_old_life() {
+  unsettled_.clear();
   std::vector<blink_slot_command> commands(num_slots_);
   require_ok(
       transport_->read(ReadRequest{command_offset(0), std::as_writable_bytes(std::span(commands))}),
       "cannot read the commands");
   std::vector<blink_slot_status> statuses(num_slots_);
   require_ok(read_statuses(0, statuses), "cannot read the statuses");
-  sequences_.resize(num_slots_);
   for (uint32_t slot = 0; slot < num_slots_; ++slot) {
     const CommandWord command = unpack_command(commands[slot].word);
     const StatusWord status = unpack_status(statuses[slot].word);
-    sequences_[slot] = std::max(command.sequence, status.sequence);
+    // Never back: after a reconnect the network thread may hold a number of its own.
+    const uint32_t newest = std::max(command.sequence, status.sequence);
+    uint32_t known = sequences_[slot].load(std::memory_order_relaxed);
+    while (known < newest &&
+           !sequences_[slot].compare_exchange_weak(known, newest, std::memory_order_relaxed)) {
+    }
     const bool has_unseen_command =
         command.command == BLINK_COMMAND_SUBMIT && command.sequence != status.sequence;
     if (status.state != BLINK_STATE_EMPTY || has_unseen_command) unsettled_.push_back(slot);
@@ -63,9 +84,21 @@ void RingClient::attach() {
                  "cannot withdraw a command");
     }
   }
+}
+
+void RingClient::attach() {
+  read_old_life();
+  blink_front_end line;
+  require_ok(transport_->read_object(front_end_offset(), line), "cannot read the front end's line");
+  // New to the ring, which may be a new one, and new to this process.
+  const uint32_t epoch = std::max(line.epoch, this->epoch()) + 1;
+  const std::lock_guard lock(command_mutex_);
+  epoch_.store(epoch == 0 ? 1 : epoch, std::memory_order_relaxed);
+  num_commands_ = 0;
+  submit_number_ = 0;
   // submit_count before epoch: a new epoch with the old count would look like lost commands.
   const uint64_t zero = 0;
-  const uint64_t epoch_word = epoch_;
+  const uint64_t epoch_word = this->epoch();
   const std::array<WriteRequest, 2> batch = {
       WriteRequest{front_end_offset() + offsetof(blink_front_end, submit_count), bytes_of(zero)},
       WriteRequest{front_end_offset() + offsetof(blink_front_end, epoch), bytes_of(epoch_word)}};
@@ -91,12 +124,13 @@ uint64_t RingClient::status_offset(uint32_t slot) const {
 Status RingClient::submit(uint32_t slot, uint32_t sequence, blink_slot_request request,
                           std::span<const uint32_t> prompt_token_ids) {
   request.sequence = sequence;
-  request.epoch = epoch_;
   request.num_prompt_tokens = static_cast<uint32_t>(prompt_token_ids.size());
   const uint64_t global_slot = first_slot_ + slot;
   const uint64_t word = pack_command(sequence, BLINK_COMMAND_SUBMIT);
 
   const std::lock_guard lock(command_mutex_);
+  request.epoch = epoch();
+  submitted_epochs_[slot].store(request.epoch, std::memory_order_relaxed);
   request.submit_number = ++submit_number_;
   request.checksum = request_checksum(&request, prompt_token_ids.data(), request.num_prompt_tokens);
   ++num_commands_;
@@ -113,7 +147,8 @@ Status RingClient::submit(uint32_t slot, uint32_t sequence, blink_slot_request r
       WriteRequest{command_offset(slot) + offsetof(blink_slot_command, word), bytes_of(word)},
       WriteRequest{front_end_offset() + offsetof(blink_front_end, submit_count),
                    bytes_of(num_commands_)}};
-  return transport_->write(batch);
+  const Status status = transport_->write(batch);
+  return status == Status::lost ? Status::ok : status;
 }
 
 Status RingClient::send_command(uint32_t slot, uint64_t word) {
@@ -150,8 +185,11 @@ Status RingClient::read_output(uint32_t slot, uint32_t first, std::span<uint32_t
   return status;
 }
 
+// Also finds out whether the ring's owner is there.
 Status RingClient::write_heartbeat(uint64_t beats) {
-  return transport_->write_object(front_end_offset() + offsetof(blink_front_end, heartbeat), beats);
+  const Status status =
+      transport_->write_object(front_end_offset() + offsetof(blink_front_end, heartbeat), beats);
+  return status == Status::ok ? transport_->flush() : status;
 }
 
 }  // namespace blink

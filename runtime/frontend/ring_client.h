@@ -3,6 +3,7 @@
 #ifndef BLINK_FRONTEND_RING_CLIENT_H
 #define BLINK_FRONTEND_RING_CLIENT_H
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -22,9 +23,18 @@ class RingClient {
   // this range left behind. Throws RingError.
   RingClient(std::unique_ptr<Transport> transport, uint32_t front_end_index);
 
+  // After a loss: connects again and attaches with a new epoch. False: still lost. May take
+  // seconds. Token reader's thread; unsettled_slots() is a new list afterwards.
+  bool reconnect();
+
   const RingSizes& sizes() const { return sizes_; }
   uint32_t num_slots() const { return num_slots_; }
-  uint32_t epoch() const { return epoch_; }
+  uint32_t epoch() const { return epoch_.load(std::memory_order_relaxed); }
+  // The epoch in which the slot was last submitted: not epoch(), then the request went with a link
+  // that is lost.
+  uint32_t submitted_epoch(uint32_t slot) const {
+    return submitted_epochs_[slot].load(std::memory_order_relaxed);
+  }
   TransportInfo info() const { return transport_->info(); }
   Transport& transport() { return *transport_; }
 
@@ -32,9 +42,12 @@ class RingClient {
   const std::vector<uint32_t>& unsettled_slots() const { return unsettled_; }
 
   // The number that marks the slot's next request. Network thread.
-  uint32_t next_sequence(uint32_t slot) { return ++sequences_[slot]; }
+  uint32_t next_sequence(uint32_t slot) {
+    return sequences_[slot].fetch_add(1, std::memory_order_relaxed) + 1;
+  }
 
-  // Completes `request` (sequence, epoch, submit number, checksum) and hands it over.
+  // Completes `request` (sequence, epoch, submit number, checksum) and hands it over. ok also where
+  // the link was lost, as it is for a request that dies on its way: the slot must be watched.
   Status submit(uint32_t slot, uint32_t sequence, blink_slot_request request,
                 std::span<const uint32_t> prompt_token_ids);
   Status abort(uint32_t slot, uint32_t sequence) {
@@ -63,6 +76,7 @@ class RingClient {
 
  private:
   void attach();
+  void read_old_life();
   Status send_command(uint32_t slot, uint64_t word);
   uint64_t command_offset(uint32_t slot) const;
   uint64_t status_offset(uint32_t slot) const;
@@ -74,8 +88,9 @@ class RingClient {
   RingLayout layout_{};
   uint32_t first_slot_ = 0;
   uint32_t num_slots_ = 0;
-  uint32_t epoch_ = 0;
-  std::vector<uint32_t> sequences_;
+  std::atomic<uint32_t> epoch_{0};  // relaxed: written under command_mutex_, compared only
+  std::unique_ptr<std::atomic<uint32_t>[]> sequences_;         // relaxed: counters
+  std::unique_ptr<std::atomic<uint32_t>[]> submitted_epochs_;  // relaxed: as epoch_
   std::vector<uint32_t> unsettled_;
 
   std::mutex command_mutex_;    // guards the two counters and the order of command writes

@@ -38,6 +38,14 @@ class SlotTracker {
     released_[slot].store(true, std::memory_order_release);  // pairs with refresh's acquire
   }
 
+  // Token reader, while the ring is lost: takes back the slots that wait to be found empty. Their
+  // release may have died with the link. Pairs with mark_released.
+  void take_back_released(std::vector<uint32_t>& slots) {
+    for (uint32_t slot = 0; slot < num_slots_; ++slot) {
+      if (released_[slot].exchange(false, std::memory_order_acquire)) slots.push_back(slot);
+    }
+  }
+
   uint32_t num_slots() const { return num_slots_; }
   size_t num_cached() const { return free_.size(); }
 

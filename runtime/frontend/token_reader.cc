@@ -8,6 +8,7 @@ namespace blink {
 namespace {
 
 constexpr auto kHousekeepingInterval = std::chrono::milliseconds(100);
+constexpr auto kReconnectInterval = std::chrono::milliseconds(500);
 constexpr uint32_t kLongestIntervalUs = 1000;  // between two polls while requests run
 constexpr uint32_t kSettledSightings =
     3;  // housekeeping passes before an empty slot is believed free
@@ -179,6 +180,10 @@ bool TokenReader::poll_list(std::vector<Watch>& list, bool moves_to_flowing) {
 }
 
 TokenReader::Progress TokenReader::look_at(Watch& watch) {
+  if (ring_.submitted_epoch(watch.slot) != ring_.epoch()) {
+    end_without_owner(watch, Ending::stalled);  // it went with a link that is lost
+    return Progress::done;
+  }
   const StatusWord status = unpack_status(statuses_[watch.slot].word);
   if (status.sequence != watch.sequence) {
     if (!watch.is_claimed) return Progress::none;  // the owner has not seen the command yet
@@ -234,8 +239,12 @@ TokenReader::Progress TokenReader::read_tokens(Watch& watch, const StatusWord& s
 // release.
 TokenReader::Progress TokenReader::finish(Watch& watch) {
   blink_slot_status after;
-  if (ring_.read_statuses(watch.slot, std::span(&after, 1)) != Status::ok ||
-      unpack_status(after.word).sequence != watch.sequence) {
+  if (ring_.read_statuses(watch.slot, std::span(&after, 1)) != Status::ok) {
+    health_.store(Health::lost, std::memory_order_relaxed);
+    end_without_owner(watch, Ending::stalled);
+    return Progress::done;
+  }
+  if (unpack_status(after.word).sequence != watch.sequence) {
     end_without_owner(watch, Ending::mismatch);
     return Progress::done;
   }
@@ -275,7 +284,17 @@ void TokenReader::end_without_owner(Watch& watch, Ending ending) {
   Watch rest = watch;
   rest.generation = nullptr;
   if (!watch.is_claimed) (void)ring_.withdraw(watch.slot, watch.sequence);
-  unsettled_.push_back(rest);
+  leave_to_clean_up(rest);
+}
+
+// One watch a slot: the slot is handed out again when the first is done.
+void TokenReader::leave_to_clean_up(const Watch& watch) {
+  for (Watch& other : unsettled_) {
+    if (other.slot != watch.slot) continue;
+    other = watch;
+    return;
+  }
+  unsettled_.push_back(watch);
 }
 
 // A slot without a generation: abort and release what still runs in it, then wait for it to be
@@ -309,8 +328,11 @@ void TokenReader::emit(const TokenEvent& event) {
 
 void TokenReader::housekeep(Clock::time_point now) {
   last_housekeeping_ = now;
-  (void)ring_.write_heartbeat(++own_heartbeat_);
-  judge_health(now);
+  if (ring_.write_heartbeat(++own_heartbeat_) == Status::lost) {
+    health_.store(Health::lost, std::memory_order_relaxed);
+  } else {
+    judge_health(now);
+  }
   const Health current = health();
   if (current == Health::stalled || current == Health::stopped || current == Health::lost) {
     has_emitted_ = false;
@@ -319,6 +341,9 @@ void TokenReader::housekeep(Clock::time_point now) {
     urgent_.clear();
     flowing_.clear();
     if (has_emitted_) events_bell_.ring();
+    if (current == Health::lost && !is_stopping_.load(std::memory_order_relaxed)) {
+      try_reconnect(now);
+    }
     return;
   }
   for (size_t i = 0; i < unsettled_.size();) {
@@ -332,6 +357,24 @@ void TokenReader::housekeep(Clock::time_point now) {
       ++i;
     }
   }
+}
+
+// A new link, maybe to a new ring: every slot that is not surely free is looked at before it is
+// used again.
+void TokenReader::try_reconnect(Clock::time_point now) {
+  if (now < next_reconnect_) return;
+  std::vector<uint32_t> doubtful;
+  slots_.take_back_released(doubtful);
+  const bool is_connected = ring_.reconnect();
+  if (is_connected) {
+    doubtful.insert(doubtful.end(), ring_.unsettled_slots().begin(), ring_.unsettled_slots().end());
+    health_.store(Health::starting, std::memory_order_relaxed);
+  }
+  for (const uint32_t slot : doubtful) {
+    leave_to_clean_up(Watch{.slot = slot, .is_abort_sent = true});
+  }
+  for (Watch& watch : unsettled_) watch.num_empty_sightings = 0;
+  next_reconnect_ = Clock::now() + kReconnectInterval;
 }
 
 void TokenReader::judge_health(Clock::time_point now) {

@@ -77,6 +77,8 @@ class TokenReader {
   void sleep_for_work(uint32_t interval_us);
   void housekeep(Clock::time_point now);
   void judge_health(Clock::time_point now);
+  void try_reconnect(Clock::time_point now);
+  void leave_to_clean_up(const Watch& watch);
   bool refresh_statuses();
 
   const FrontEndConfig& config_;
@@ -96,6 +98,7 @@ class TokenReader {
   uint64_t last_heartbeat_ = 0;
   Clock::time_point last_beat_at_;
   Clock::time_point last_housekeeping_;
+  Clock::time_point next_reconnect_;
   uint64_t own_heartbeat_ = 0;
   uint64_t longest_step_ns_ = 0;
   uint32_t max_interval_us_;                      // max_poll_interval_us, more where steps are long
