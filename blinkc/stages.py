@@ -243,20 +243,29 @@ def generate_code(
 
 
 def check_segments(config: CompileConfig, build: BuildFolder, files: WeightFiles) -> None:
-    """Compare the segments, as the `cpu` engine runs them, with onnxruntime on random inputs.
+    """Compare each segment, as its engine runs it, with onnxruntime on random inputs.
 
     Raises:
         BlinkError: an output differs, or the engine cannot run on this machine.
     """
     from blinkc.engine.check_segments import check_segments as compare_segments
-    from blinkc.engine.cpu_segments import CpuSegments
 
-    if config.resolved_engine != "cpu":
+    segmented = load_segmented(build.stage_folder("segment"), files)
+    if config.resolved_engine == "cpu":
+        from blinkc.engine.cpu_segments import CpuSegments
+
+        with tempfile.TemporaryDirectory(prefix="blinkc-check-") as folder:
+            compare_segments(segmented, CpuSegments(segmented.segments, Path(folder) / "s.so"))
+        return
+    built = json.loads((build.stage_folder("engine") / "engines.json").read_text())
+    if "tensorrt" not in built:
         raise BlinkError(
-            f"--check runs segments here, engine {config.resolved_engine} runs on a GPU",
+            f"--check runs segments one by one, which engine {config.resolved_engine} does not",
             hint="check the same model with --target cpu",
         )
-    segmented = load_segmented(build.stage_folder("segment"), files)
-    with tempfile.TemporaryDirectory(prefix="blinkc-check-") as folder:
-        runner = CpuSegments(segmented.segments, Path(folder) / "segments.so")
+    from blink_runtime.tensorrt_segments import TensorRtSegments
+
+    with TensorRtSegments(
+        config.targets, built["tensorrt"], build.stage_folder("engine")
+    ) as runner:
         compare_segments(segmented, runner)
