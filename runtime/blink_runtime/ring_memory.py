@@ -15,7 +15,7 @@ from blinkc import abi
 from blinkc.errors import BlinkError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from blink_runtime.cuda_driver import MappedBuffer
     from blinkc.capture.plan import CapturePlan
@@ -128,6 +128,32 @@ class RingMemory:
             self._base + self._layout.output_offset + slot * self._plan.max_output_tokens * stride
         )
         return [ctypes.c_uint32.from_address(base + i * stride).value for i in range(count)]
+
+    def wait(self, slots: Iterable[int], timeout_s: float) -> None:
+        """Wait until the requests in `slots` have ended.
+
+        Raises:
+            BlinkError: one failed or time ran out; says where the ring stands.
+        """
+        states = abi.constants()
+        deadline = time.monotonic() + timeout_s
+        for slot in slots:
+            while self.word(slot)[1] != states["BLINK_STATE_DECODE_COMPLETED"]:
+                if self.word(slot)[1] == states["BLINK_STATE_FAILED"]:
+                    raise BlinkError(f"slot {slot} failed; {self.summary()}")
+                if time.monotonic() > deadline:
+                    raise BlinkError(f"slot {slot} is open after {timeout_s} s; {self.summary()}")
+                time.sleep(200e-6)
+
+    def steps(self) -> list[tuple[int, int, int, int]]:
+        """Return (kind, key index, lanes, tokens) of every step still in the trace."""
+        header = self.header
+        first = max(0, header.trace_count - header.trace_capacity)
+        records = (
+            self._struct("blink_trace_record", header.trace_offset, i % header.trace_capacity)
+            for i in range(first, header.trace_count)
+        )
+        return [(r.kind, r.key_index, r.num_lanes, r.num_tokens) for r in records]
 
     def run(
         self, prompts: Sequence[Sequence[int]], num_tokens: int, timeout_s: float, **settings: float

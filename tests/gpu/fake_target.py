@@ -15,7 +15,6 @@ from blink_runtime.cuda_graphs import Capture, GraphExec, Launch, launch
 from blink_runtime.host_placement import HostPlacement
 from blink_runtime.ring_memory import RingMemory
 from blink_runtime.step_buffers import StepBuffers
-from blinkc import abi
 from blinkc.capture.grid import GraphKey, build_grid
 from blinkc.capture.plan import CapturePlan
 from blinkc.codegen.compile_cuda import compile_cuda
@@ -29,11 +28,20 @@ MODEL_SOURCE = """
 #include "blink/device/memory_order.cuh"
 #include "blink/step.h"
 
+constexpr uint64_t kHangSeed = 0xDEAD0001;   // a kernel that never ends
+constexpr uint64_t kFaultSeed = 0xDEAD0002;  // a kernel that writes where nothing is
+
+// Kernels that a bigger model would have before the one that samples.
+extern "C" __global__ void fake_layer(uint32_t* counter) { atomicAdd(counter, 1u); }
+
 // The next token is a hash of seed, index and last token.
 extern "C" __global__ void fake_step(blink_step_buffers step, uint32_t vocab_size) {
   for (uint32_t row = threadIdx.x; row < step.state->num_rows; row += blockDim.x) {
     const blink_sampling_params& params = step.sampling[row];
     if ((params.flags & BLINK_SAMPLE_ENABLED) == 0) continue;
+    while (params.seed == kHangSeed && *(volatile uint64_t*)&params.seed == kHangSeed) {
+    }
+    if (params.seed == kFaultSeed) *(volatile uint32_t*)64 = 1;
     const uint32_t last = step.input_ids[step.sample_token[row]];
     const uint64_t hash = blink::mix64(blink::mix64(params.seed + params.token_index) + last);
     step.sampled_ids[row] = static_cast<int32_t>(hash % vocab_size);
@@ -42,6 +50,7 @@ extern "C" __global__ void fake_step(blink_step_buffers step, uint32_t vocab_siz
   if (threadIdx.x == 0) blink::store_release(&step.state->completion, step.state->launch);
 }
 """
+HANG_SEED, FAULT_SEED = 0xDEAD0001, 0xDEAD0002
 _MASK = (1 << 64) - 1
 
 
@@ -116,10 +125,15 @@ def compile_all(plan: CapturePlan) -> tuple[bytes, bytes]:
 
 
 class FakeTarget:
-    """Everything between `blink_scheduler_init` and the ring's stop word, for one placement."""
+    """Everything between `blink_scheduler_init` and the ring's stop word, for one placement.
 
-    def __init__(self, plan: CapturePlan, placement: str) -> None:
+    Args:
+        num_layers: small kernels before the one that samples.
+    """
+
+    def __init__(self, plan: CapturePlan, placement: str, *, num_layers: int = 0) -> None:
         scheduler, model = compile_all(plan)
+        self._num_layers = num_layers
         self.plan, self.placement = plan, placement
         self.scheduler = Module(scheduler, "scheduler")
         self.model = Module(model, "fake model")
@@ -137,11 +151,13 @@ class FakeTarget:
         self.state = DeviceBuffer(size, "the scheduler's state")
         self.state.fill(0xCD)
         self.mailbox = MappedBuffer(64, "the mailbox")
+        self.counter = DeviceBuffer(16, "a counter")
         self.execs = [
-            self._capture([self._model_launch(), *self._last_node()], str(key)) for key in plan.keys
+            self._capture([*self._model_launches(), *self._last_node()], str(key))
+            for key in plan.keys
         ]
         self._second = (
-            [self._capture([self._model_launch()], str(key)) for key in plan.keys]
+            [self._capture(self._model_launches(), str(key)) for key in plan.keys]
             if placement == "persistent"
             else self.execs
         )
@@ -155,10 +171,13 @@ class FakeTarget:
         function = self.scheduler.function(name)
         return Launch(function, (1, 1, 1), TEAM_THREADS, 0, args, early=False)
 
-    def _model_launch(self) -> Launch:
-        function = self.model.function("fake_step")
+    def _model_launches(self) -> list[Launch]:
+        layer = self.model.function("fake_layer")
+        counter = (c_uint64(self.counter.address),)
+        layers = [Launch(layer, (1, 1, 1), 32, 0, counter, early=False)] * self._num_layers
         args = (self._buffers, c_uint32(self.plan.vocab_size))
-        return Launch(function, (1, 1, 1), 64, 0, args, early=False)
+        step = self.model.function("fake_step")
+        return [*layers, Launch(step, (1, 1, 1), 64, 0, args, early=False)]
 
     def _last_node(self) -> list[Launch]:
         if self.placement != "chained":
@@ -236,23 +255,6 @@ class FakeTarget:
         """Give a finished slot back."""
         self.ring._command(slot, self.ring.word(slot)[0], "RELEASE")
 
-    def traces(self) -> list[tuple[int, int, int, int]]:
-        """(kind, key, lanes, tokens) of every step still in the trace ring."""
-        header = self.ring.header
-        count = min(header.trace_count, header.trace_capacity)
-        first = header.trace_count - count
-        found = []
-        for index in range(first, header.trace_count):
-            record = self._trace_record(index)
-            found.append((record.kind, record.key_index, record.num_lanes, record.num_tokens))
-        return found
-
-    def _trace_record(self, index: int) -> Any:
-        header = self.ring.header
-        place = index % header.trace_capacity * abi.size_of("blink_trace_record")
-        address = self.ring.memory.host_address + header.trace_offset + place
-        return abi.structs()["blink_trace_record"].from_address(address)
-
     def __enter__(self) -> FakeTarget:
         return self
 
@@ -268,7 +270,14 @@ class FakeTarget:
             made.close()
         if self.resident is not None:
             self.resident.close()
-        for owned in (self.table, self.mailbox, self.state, self.step, self.ring.memory):
+        for owned in (
+            self.table,
+            self.mailbox,
+            self.counter,
+            self.state,
+            self.step,
+            self.ring.memory,
+        ):
             owned.close()
         self.scheduler.close()
         self.model.close()

@@ -8,6 +8,8 @@ from collections.abc import Callable
 import pytest
 
 from blinkc import abi
+from blinkc.capture.grid import GraphKey, build_grid
+from blinkc.capture.plan import CapturePlan
 from tests.gpu.fake_target import FakeTarget, expected_tokens, gpu_plan
 
 pytestmark = pytest.mark.gpu
@@ -64,10 +66,68 @@ def test_placements_take_the_same_steps(context: object) -> None:
                 expected = expected_tokens(slot + 1, prompt, count, target.plan.vocab_size)
                 assert target.ring.tokens(slot, count) == expected
             target.stop()
-            histories[placement] = target.traces()
+            histories[placement] = target.ring.steps()
             assert target.ring.header.counters.max_wait_steps <= 1
     assert histories["chained"] == histories["host"]
     assert histories["persistent"] == histories["host"]
+
+
+def big_prefill_plan() -> CapturePlan:
+    """A plan whose largest prefill steps make the persistent block step aside."""
+    prefill = tuple(GraphKey("prefill", 1, seqlen) for seqlen in (64, 512, 1024))
+    decode = tuple(GraphKey("decode", batch, 1024) for batch in (1, 8))
+    return gpu_plan(
+        keys=prefill + decode,
+        prefill=build_grid("prefill", prefill, 0),
+        decode=build_grid("decode", decode, len(prefill)),
+        max_prefill_tokens=1024,
+        num_kv_pages=512,
+    )
+
+
+def test_the_persistent_block_yields(context: object) -> None:
+    """Guards that stepping aside for a big graph changes no step, also when its window of 120
+    launches ends between."""
+    histories = {}
+    for placement in ("host", "persistent"):
+        with FakeTarget(big_prefill_plan(), placement) as target:
+            for slot in range(12):
+                length = (700, 30, 520, 900)[slot % 4]
+                target.ring.submit(slot, list(range(length)), 90 + slot, seed=slot + 1)
+            target.start()
+            for slot in range(12):
+                assert wait_for_end(target, slot) == "BLINK_STATE_DECODE_COMPLETED"
+            target.stop()
+            histories[placement] = target.ring.steps()
+    assert histories["persistent"] == histories["host"]
+    assert sum(target.plan.keys[key].seqlen >= 512 for _, key, _, _ in histories["host"]) >= 9
+
+
+def test_six_chained_configurations_a_hundred_times(context: object) -> None:
+    """Guards the chained placement against the run that once did not end: graphs of 1 to 200
+    kernels, one and many lanes, loaded, served, idle and stopped again and again."""
+    configurations = [
+        (gpu_plan(), 0),
+        (gpu_plan(), 3),
+        (gpu_plan(), 40),
+        (gpu_plan(), 200),
+        (gpu_plan(num_kv_pages=64), 1),
+        (gpu_plan(num_kv_pages=64), 20),
+    ]
+    for turn in range(100):
+        for number, (plan, num_layers) in enumerate(configurations):
+            with FakeTarget(plan, "chained", num_layers=num_layers) as target:
+                target.start()
+                if turn % 3 == 0:
+                    wait_until(lambda: target.ring.header.heartbeat > 3, "no heartbeat")
+                prompt = list(range(1 + (turn * 7 + number) % 200))
+                for slot in range(3):
+                    target.ring.submit(slot, prompt, 5 + turn % 11, seed=slot + 1)
+                for slot in range(3):
+                    where = f"turn {turn}, configuration {number}"
+                    assert wait_for_end(target, slot) == "BLINK_STATE_DECODE_COMPLETED", where
+                    want = expected_tokens(slot + 1, prompt, 5 + turn % 11, plan.vocab_size)
+                    assert target.ring.tokens(slot, len(want)) == want, where
 
 
 @pytest.mark.parametrize("placement", PLACEMENTS)
