@@ -8,7 +8,9 @@ DEMO := .demo
 MODEL := $(DEMO)/SmolLM2-135M-Instruct
 BUNDLE := $(DEMO)/bundle
 GPU_MODELS := .cache/gpu_models
-SYSTEM_PACKAGES := g++ cmake ninja-build ccache libboost1.81-dev|libboost1.83-dev
+SYSTEM_PACKAGES := g++ cmake ninja-build ccache libboost1.81-dev|libboost1.83-dev libibverbs-dev
+# Of the tests alone: virtual machines with an RDMA device (tests/rdma).
+TEST_PACKAGES := qemu-system-x86 busybox-static ibverbs-providers iproute2
 
 .PHONY: demo test test-slow lint bench bench-cpu bench-gpu system-packages native wheel clean
 
@@ -52,6 +54,7 @@ $(VENV)/.installed: pyproject.toml | system-packages
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.installed
+	@.ci/system-packages $(TEST_PACKAGES)
 	$(BIN)/pip install -q "cffi>=1.16" "httpx>=0.27" "hypothesis>=6" "mypy>=1.15" "pytest>=8" \
 	  "pytest-timeout>=2" "pytest-xdist>=3" "ruff>=0.9" "clang-format==18.1.8"
 	@touch $@
