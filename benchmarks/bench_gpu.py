@@ -4,7 +4,7 @@
 FOLDER holds llama8b, llama8b_cache and qwen3moe, as `python -m benchmarks.prepare_gpu FOLDER`
 makes them (make does). Request shapes and counts are those that vLLM's own client was given for the
 comparison, `at a time` being its max-concurrency; they go over HTTP. Each part is written as soon
-as it is done, so that a run that is cut short keeps what it had.
+as it is done; a run into a file that exists adds its parts to it.
 """
 
 from __future__ import annotations
@@ -153,9 +153,11 @@ def part_serve(run: Run) -> dict[str, Any]:
 
 def part_qwen(run: Run) -> dict[str, Any]:
     """Qwen3-30B-A3B shape, with the distinct experts that its steps had."""
-    result = serve(run, "qwen3moe", "chained", (BS1, C16), "--count-experts")
-    by_rows = (result["end"].get("experts") or {}).get("by_rows", {})
-    for rows, counts in by_rows.items():
+    result = serve(run, "qwen3moe", "chained", (BS1, C16))
+    # Again, because counting costs the served model a little.
+    counted = serve(run, "qwen3moe", "chained", (replace(C16, num_requests=32),), "--count-experts")
+    result["experts"] = counted["end"]["experts"]
+    for rows, counts in result["experts"]["by_rows"].items():
         if int(rows) in (1, 16):
             print(f"  {rows} rows: distinct experts of a layer and step: {counts}", flush=True)
     return result
@@ -236,6 +238,25 @@ PARTS: dict[str, tuple[Callable[[Run], dict[str, Any]], str]] = {
 DEFAULT_PARTS = "serve,compare,qwen,cache,host_load"
 
 
+def open_result(output: Path, date: str) -> dict[str, Any]:
+    """Return the result so far, or a new one; says which command added to it."""
+    command = " ".join(["python -m benchmarks.bench_gpu", *sys.argv[1:]])
+    if output.exists():
+        result: dict[str, Any] = json.loads(output.read_text())
+        result["commands"].append(command)
+        return result
+    return {
+        "commands": [command],
+        "date": date,
+        "commit": host_facts.commit(),
+        "hardware": host_facts.hardware(),
+        "path": "HTTP, 127.0.0.1, client in a process of its own; random weights, bf16",
+        "parts": {},
+        "seconds": {},
+        "errors": {},
+    }
+
+
 def main() -> None:
     """Run the parts; exit 1 if one of them broke."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -252,19 +273,11 @@ def main() -> None:
     )
     date = datetime.date.today().isoformat()
     output = options.output or ROOT / "benchmarks" / "results" / f"gpu_{date}.json"
-    result: dict[str, Any] = {
-        "command": " ".join(["python -m benchmarks.bench_gpu", *sys.argv[1:]]),
-        "date": date,
-        "commit": host_facts.commit(),
-        "hardware": host_facts.hardware(),
-        "path": "HTTP, 127.0.0.1, client in a process of its own; random weights, bf16",
-        "parts": {},
-        "seconds": {},
-        "errors": {},
-    }
+    result = open_result(output, date)
     for name in options.parts.split(","):
         function, title = PARTS[name]
         print(f"== {title}", flush=True)
+        result["errors"].pop(name, None)
         started = time.monotonic()
         try:
             result["parts"][name] = function(run)

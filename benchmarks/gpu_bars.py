@@ -24,7 +24,7 @@ def _compare(parts: dict[str, Any]) -> float:
 
 
 def _experts(parts: dict[str, Any]) -> float:
-    return float(parts["qwen"]["end"]["experts"]["by_rows"]["16"]["mean"])
+    return float(parts["qwen"]["experts"]["by_rows"]["16"]["mean"])
 
 
 def _chained(shape: str, metric: str) -> Callable[[dict[str, Any]], float]:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
+    from blink_runtime.gpu_ring import GpuRing
     from blinkc.bundle.reader import Bundle
 
 _CODE = "code/"
@@ -112,7 +113,7 @@ def choose_placement(asked: str, scheduler: bytes, say: Callable[[str], None]) -
 def load_cuda_target(
     bundle: Bundle,
     context: Context,
-    ring: MappedBuffer,
+    ring: MappedBuffer | GpuRing,
     *,
     placement: str = "chained",
     weights_from: Sequence[Path] = (),

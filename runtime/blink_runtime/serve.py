@@ -100,20 +100,19 @@ def start_target(stack: ExitStack, bundle: Bundle, config: ServeConfig) -> _nati
 
 
 def _start_gpu_target(stack: ExitStack, bundle: Bundle, config: ServeConfig) -> _native.Ring:
-    """Lay the ring out in pinned host memory and let the GPU schedule itself over it."""
-    from blink_runtime import _native
+    """Lay the ring out in memory that the GPU has mapped, and let it schedule itself over it."""
     from blink_runtime.cuda_bundle import load_cuda_target
-    from blink_runtime.cuda_driver import Context, MappedBuffer
+    from blink_runtime.cuda_driver import Context
+    from blink_runtime.gpu_ring import GpuRing
 
     context = stack.enter_context(Context())
-    sizes = ring_sizes(bundle.manifest)
-    memory = MappedBuffer(sizes.ring_bytes, "the ring")
-    stack.callback(memory.close)
-    ring = _native.Ring.create_at(memory.host_address, memory.num_bytes, sizes)
+    gpu_ring = GpuRing(f"/blink-{os.getpid()}", ring_sizes(bundle.manifest), _say)
+    stack.callback(gpu_ring.close)
+    ring = gpu_ring.ring
     target = load_cuda_target(
         bundle,
         context,
-        memory,
+        gpu_ring,
         placement=config.scheduler,
         weights_from=config.weights_from,
         say=_say,
