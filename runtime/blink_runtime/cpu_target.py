@@ -16,6 +16,7 @@ from types import TracebackType
 from blinkc.errors import BlinkError
 
 _ERROR_BYTES = 1024
+_PR_SET_NAME = 15
 _LAUNCH = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_uint32)
 
 
@@ -118,6 +119,7 @@ class CpuTarget:
         self._thread.start()
 
     def _run(self) -> None:
+        ctypes.CDLL(None).prctl(_PR_SET_NAME, b"blink-scheduler", 0, 0, 0)  # for top and /proc
         self._library.blink_cpu_scheduler_run(self._scheduler)
 
     def join(self, timeout_s: float) -> bool:
