@@ -24,7 +24,15 @@ from typing import Any
 from benchmarks import host_facts
 from benchmarks.gpu_bars import BARS, judge
 from benchmarks.http_load import Load, LoadClient, summary
-from benchmarks.server_process import ROOT, ServerError, ServerProcess, environment, gpu_server
+from benchmarks.server_process import (
+    ROOT,
+    ServerError,
+    ServerProcess,
+    bundle_server,
+    environment,
+    gpu_server,
+)
+from benchmarks.write_weights import forget_pages, write_weights
 
 PEAK_BYTES_PER_S = 4.3e12  # copy, read + write, one H200
 FRONT_END_THREADS = ("blink-net", "blink-rea", "blink-det", "blink-pre", "blink-ste", "blink-log")
@@ -212,6 +220,33 @@ def part_host_load(run: Run) -> dict[str, Any]:
     )
 
 
+def part_first_token(run: Run) -> dict[str, Any]:
+    """From `blink-runtime run` to the first served token, weights on the disk."""
+    bundle = run.models / "llama8b_cache" / "bundle"
+    manifest = json.loads((bundle / "manifest.json").read_text())
+    if not any(entry["path"].startswith("weights-") for entry in manifest["files"]):
+        num_bytes, seconds = write_weights(bundle)
+        print(f"  wrote {num_bytes / 1e9:.2f} GB of weights in {seconds:.1f} s", flush=True)
+    result: dict[str, Any] = {}
+    for state in ("cold", "cached"):
+        for path in bundle.glob("weights-*.bin"):
+            forget_pages(path)
+        started = time.monotonic()
+        with ServerProcess(bundle_server(bundle)) as server, LoadClient(server.url) as client:
+            ready_s = time.monotonic() - started
+            load = Load(num_requests=1, prompt_tokens=64, output_tokens=1, concurrency=1,
+                        vocab_size=32000, model=manifest["model_name"])  # fmt: skip
+            client.run(load)
+            first_token_s = time.monotonic() - started
+            server.end()
+        said = [line.strip() for line in server.output if not line.startswith("captured")]
+        result[state] = {"ready_s": ready_s, "first_token_s": first_token_s, "said": said}
+        print(f"  {state}: ready {ready_s:.1f} s, first token {first_token_s:.1f} s", flush=True)
+        for line in said:
+            print(f"    {line}")
+    return result
+
+
 def part_steps(run: Run) -> dict[str, Any]:
     """60,000 decode steps without a host call: CPU time of every thread."""
     result = serve(run, "llama8b", "chained", (LONG,))
@@ -232,10 +267,11 @@ PARTS: dict[str, tuple[Callable[[Run], dict[str, Any]], str]] = {
     "compare": (part_compare, "chained against back-to-back replay, median of 20 pairs"),
     "qwen": (part_qwen, "Qwen3-30B-A3B shape over HTTP"),
     "cache": (part_cache, "the graph cache"),
+    "first_token": (part_first_token, "from run to the first served token"),
     "host_load": (part_host_load, "under host load"),
     "steps": (part_steps, "steps without a host call"),
 }
-DEFAULT_PARTS = "serve,compare,qwen,cache,host_load"
+DEFAULT_PARTS = "serve,compare,qwen,cache,first_token,host_load"
 
 
 def open_result(output: Path, date: str) -> dict[str, Any]:

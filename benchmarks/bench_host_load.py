@@ -137,13 +137,12 @@ def ratio_interval(
 ) -> dict[str, float]:
     """Return how a percentile grew, in percent, with a 95 % bootstrap interval over requests."""
     draw = np.random.default_rng(seed)
-    grown = []
-    for _ in range(NUM_RESAMPLES):
-        parts = [
-            np.percentile(draw.choice(values, len(values)), percent)
-            for values in (np.asarray(idle), np.asarray(loaded))
-        ]
-        grown.append(100 * (parts[1] / parts[0] - 1))
+
+    def resampled(values: Sequence[float]) -> Any:
+        picks = draw.integers(0, len(values), (NUM_RESAMPLES, len(values)))
+        return np.percentile(np.asarray(values)[picks], percent, axis=1)
+
+    grown = 100 * (resampled(loaded) / resampled(idle) - 1)
     point = 100 * (percentile(loaded, percent) / percentile(idle, percent) - 1)
     low, high = np.percentile(grown, [2.5, 97.5])
     return {

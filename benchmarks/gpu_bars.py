@@ -59,6 +59,8 @@ BARS = (
         find=lambda parts: float(parts["cache"]["cached"]["graphs_s"])),
     Bar(what="the graph cache, GB", bar=3,
         find=lambda parts: float(parts["cache"]["cached"]["graph_bytes"]) / 1e9),
+    Bar(what="from run to the first served token, algorithms cached, s", bar=60,
+        find=lambda parts: float(parts["first_token"]["cached"]["first_token_s"])),
     Bar(what="60,000 steps: busiest thread but the front end's, % of a core", bar=0.1,
         find=lambda parts: float(parts["steps"]["busiest_other_percent"])),
     Bar(what="host load, reserved cores, P99 time per token, % more", bar=5,

@@ -8,6 +8,7 @@ invented tokenizer gives every id a text of its own.
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -49,11 +50,12 @@ class BenchmarkModel:
     shapes: str
     max_seqlen: int = 2048
     num_kv_pages: int = 8192
+    has_bundle: bool = False  # also as a bundle, for `blink-runtime run`
 
 
 MODELS = (
     BenchmarkModel(name="llama8b", config=LLAMA_8B, shapes=SERVED),
-    BenchmarkModel(name="llama8b_cache", config=LLAMA_8B, shapes=MANY),
+    BenchmarkModel(name="llama8b_cache", config=LLAMA_8B, shapes=MANY, has_bundle=True),
     BenchmarkModel(name="qwen3moe", config=QWEN3_30B_A3B, shapes=SERVED),
 )
 
@@ -84,6 +86,8 @@ def prepare(model: BenchmarkModel, root: Path) -> Path:
     source = root / "configs" / str(model.config["model_type"])
     source.mkdir(parents=True, exist_ok=True)
     (source / "config.json").write_text(json.dumps(model.config))
+    tokenizer = invented_tokenizer(int(model.config["vocab_size"]))
+    (source / "tokenizer.json").write_text(tokenizer)
     build, folder = root / "builds" / str(model.config["model_type"]), root / model.name
     blinkc = [sys.executable, "-m", "blinkc.cli"]
     limits = [
@@ -97,8 +101,10 @@ def prepare(model: BenchmarkModel, root: Path) -> Path:
     subprocess.run(compile_command, check=True)
     script = str(Path(__file__).with_name("prepare_model.py"))
     subprocess.run([sys.executable, script, str(build), str(source), str(folder)], check=True)
-    blob = compile_tokenizer(invented_tokenizer(int(model.config["vocab_size"])))
-    (folder / "tokenizer.blob").write_bytes(blob)
+    (folder / "tokenizer.blob").write_bytes(compile_tokenizer(tokenizer))
+    if model.has_bundle:
+        shutil.rmtree(folder / "bundle", ignore_errors=True)
+        subprocess.run([*blinkc, "bundle", str(build), "-o", str(folder / "bundle")], check=True)
     return folder
 
 
