@@ -231,6 +231,13 @@ def plan_command(as_json: bool, **options: Any) -> None:
     help="Where weights lie that have moved.",
 )
 @click.option("--name", help="Model name that the API shows. [default: the checkpoint's]")
+@click.option(
+    "--tool-format",
+    type=click.Choice(("auto", "none", "hermes", "llama3")),
+    default="auto",
+    show_default=True,
+    help="How the model writes calls of tools: <tool_call> around JSON, or JSON alone.",
+)
 @click.option("--golden/--no-golden", default=True, help="Run a golden prompt (cpu target).")
 @click.option(
     "--cross-check/--no-cross-check",
@@ -245,6 +252,7 @@ def bundle_command(
     weights: str,
     weights_from: tuple[Path, ...],
     name: str | None,
+    tool_format: str,
     golden: bool,
     cross_check: bool,
     as_json: bool,
@@ -259,6 +267,7 @@ def bundle_command(
         embed_weights=weights == "embed",
         weights_from=weights_from,
         model_name=name,
+        tool_format=tool_format,
         golden=golden,
         cross_check=cross_check,
     )

@@ -198,6 +198,7 @@ class Tokenizer(_Strict):
     bos_token_id: TokenId | None = None
     eos_token_ids: Annotated[tuple[TokenId, ...], Field(max_length=16)] = ()
     special_token_ids: Annotated[tuple[TokenId, ...], Field(max_length=65536)] = ()
+    tool_format: Literal["none", "hermes", "llama3"] = "none"  # how the model writes calls
 
 
 class Golden(_Strict):

@@ -21,6 +21,7 @@ def write_tokenizer(
     spec_bos_id: int | None,
     spec_eos_ids: Sequence[int],
     note: Callable[[str], None],
+    tool_format: str = "auto",
 ) -> Tokenizer:
     """Copy and compile the tokenizer in `source` into `folder`.
 
@@ -28,6 +29,7 @@ def write_tokenizer(
         spec_bos_id: the model's own bos id, used where the tokenizer names none.
         spec_eos_ids: the model's own eos ids; generation_config.json's come on top.
         note: is told what the user should know, e.g. that the tokenizer was not compiled.
+        tool_format: how the model writes calls of tools; auto: as its template says.
     """
     tokenizer_json = source / "tokenizer.json"
     config = _read_json(source / "tokenizer_config.json")
@@ -47,6 +49,7 @@ def write_tokenizer(
     if template is not None:
         (folder / TEMPLATE_NAME).write_text(template, encoding="utf-8")
         values["chat_template"] = TEMPLATE_NAME
+        values["tool_format"] = find_tool_format(template) if tool_format == "auto" else tool_format
     ids = {token["content"]: token["id"] for token in data.get("added_tokens", ())}
     special = {t["id"] for t in data.get("added_tokens", ()) if t.get("special")}
     bos, eos = _token_text(config.get("bos_token")), _token_text(config.get("eos_token"))
@@ -85,6 +88,21 @@ def _chat_template(source: Path, config: dict[str, Any]) -> str | None:
         named = {entry["name"]: entry["template"] for entry in template}
         template = named.get("default")
     return template if isinstance(template, str) else None
+
+
+def find_tool_format(template: str) -> str:
+    """Return how a model writes calls of tools, by what its chat template shows of earlier calls.
+
+    `hermes` is `<tool_call>` around JSON (Qwen, Hermes), `llama3` is JSON with `parameters`, whose
+    answers are read back under the role ipython. Others, such as calls as XML or as Python, are
+    `none`: tools are refused by name.
+    """
+    if "tools" not in template:
+        return "none"
+    if "<tool_call>" in template:
+        return "none" if "<function=" in template or "<arg_key>" in template else "hermes"
+    is_llama3 = '"parameters": ' in template and "ipython" in template
+    return "llama3" if is_llama3 else "none"
 
 
 def _token_text(token: Any) -> str | None:

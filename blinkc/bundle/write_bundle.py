@@ -64,6 +64,7 @@ class BundleConfig:
     embed_weights: bool = True
     weights_from: Sequence[Path] = ()
     model_name: str | None = None
+    tool_format: str = "auto"
     golden: bool = True
     cross_check: bool = True
 
@@ -110,6 +111,7 @@ def _write_content(
         spec_bos_id=spec.bos_token_id,
         spec_eos_ids=spec.eos_token_ids,
         note=progress.note,
+        tool_format=config.tool_format,
     )
     with progress.step("weights", "writing" if config.embed_weights else "referring to"):
         weights, external = _write_weights(

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import jinja2
 import jinja2.ext
+import jinja2.meta
 import jinja2.nodes
 import jinja2.parser
 import jinja2.sandbox
@@ -40,20 +41,34 @@ class ChatTemplate:
     """
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
+        environment = _environment()
         try:
-            self._template = _environment().from_string(source)
+            names = jinja2.meta.find_undeclared_variables(environment.parse(source))
+            self._template = environment.from_string(source)
         except jinja2.TemplateError as error:
             raise ChatTemplateError(f"the chat template does not compile: {error}") from error
+        self._takes_tools = "tools" in names
         self._special_tokens = dict(special_tokens)
+
+    @property
+    def takes_tools(self) -> bool:
+        """Whether the template says anything about tools."""
+        return self._takes_tools
 
     def render(
         self,
         messages: list[dict[str, Any]],
         *,
         add_generation_prompt: bool = True,
+        tools: list[dict[str, Any]] | None = None,
         kwargs: Mapping[str, Any] | None = None,
     ) -> str:
         """Render the prompt of a chat.
+
+        Args:
+            messages: as OpenAI's API has them, but for the arguments of earlier calls, which are
+                objects.
+            tools: descriptions of functions, as OpenAI's API has them; None and none are the same.
 
         Raises:
             ChatTemplateError: the template called `raise_exception`, or cannot take these messages.
@@ -65,7 +80,7 @@ class ChatTemplate:
         try:
             return self._template.render(
                 messages=messages,
-                tools=None,
+                tools=tools or None,
                 documents=None,
                 add_generation_prompt=add_generation_prompt,
                 **context,
@@ -74,11 +89,12 @@ class ChatTemplate:
             raise ChatTemplateError(f"the chat template refused the messages: {error}") from error
 
     def __call__(self, text: str) -> str:
-        """Render the front end's JSON: messages, add_generation_prompt, kwargs -> prompt."""
+        """Render the front end's JSON: messages, tools, add_generation_prompt, kwargs -> prompt."""
         request = json.loads(text)
         return self.render(
             request["messages"],
             add_generation_prompt=request["add_generation_prompt"],
+            tools=request.get("tools"),
             kwargs=request["kwargs"],
         )
 

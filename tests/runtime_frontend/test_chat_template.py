@@ -80,6 +80,43 @@ def test_equals_transformers(
     assert template(json.dumps(request)) == expected
 
 
+# In the manner of ChatML models: tools as JSON lines, calls with their tags, answers of tools.
+WITH_TOOLS = """
+{%- if tools %}
+    {%- for tool in tools %}{{- tool | tojson }}{{- '\\n' }}{%- endfor %}
+    {{- 'Write <tool_call>{"name": ..., "arguments": ...}</tool_call>\\n' }}
+{%- endif %}
+{%- for message in messages %}
+    {{- message.role }}{%- if message.content %}{{- ': ' + message.content }}{%- endif %}
+    {%- for call in message.tool_calls or [] %}
+        {{- '<tool_call>' + call.function.name }}{{- call.function.arguments | tojson }}
+    {%- endfor %}
+    {{- '\\n' }}
+{%- endfor %}
+"""
+
+
+def test_tools_equal_transformers() -> None:
+    """Guards key order, characters outside ASCII and the test for "no tools"."""
+    utils = pytest.importorskip("transformers.utils.chat_template_utils")
+    function = {"name": "f", "description": "Grüße <b>", "parameters": {"z": 1, "a": [None, 0.5]}}
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": {"q": "é"}}}
+    chat = [
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c", "content": "42"},
+    ]
+    template = ChatTemplate(WITH_TOOLS, TOKENS)
+    assert template.takes_tools and not ChatTemplate(LLAMA_3, TOKENS).takes_tools
+    for tools in ([{"type": "function", "function": function}], None):
+        (expected,), _ = utils.render_jinja_template(
+            conversations=[chat], tools=tools, chat_template=WITH_TOOLS, **TOKENS
+        )
+        assert template.render(chat, tools=tools) == expected
+        request = {"messages": chat, "tools": tools or [], "add_generation_prompt": False}
+        assert template(json.dumps({**request, "kwargs": {}})) == expected
+
+
 def test_clients_cannot_replace_what_the_server_sets() -> None:
     template = ChatTemplate(LLAMA_3, TOKENS)
     for name in ("messages", "tools", "add_generation_prompt"):
