@@ -213,7 +213,7 @@ def part_host_load(run: Run) -> dict[str, Any]:
 
     load = Load(
         num_requests=60 if run.is_quick else HOST_LOAD_REQUESTS,
-        prompt_tokens=32, output_tokens=32, rate_per_s=42.0, vocab_size=32000,
+        prompt_tokens=32, output_tokens=32, rate_per_s=46.0, vocab_size=32000,
     )  # fmt: skip
     return bench_host_load.run(
         gpu_server(run.models / "llama8b", "chained"), load, rounds=2, contrast_rounds=1

@@ -248,7 +248,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=500, help="of one segment")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--contrast-rounds", type=int, default=1)
-    parser.add_argument("--rate", type=float, default=42.0, help="requests a second")
+    parser.add_argument("--rate", type=float, default=46.0, help="requests a second")
     parser.add_argument("--prompt-tokens", type=int, default=32)
     parser.add_argument("--tokens", type=int, default=32)
     parser.add_argument("--reserved-cores", type=int, default=RESERVED_CORES)
