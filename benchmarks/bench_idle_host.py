@@ -2,8 +2,8 @@
 
 `PYTHONPATH=.:runtime python benchmarks/bench_idle_host.py BUNDLE [STEPS] [SCHEDULER...] -o RESULT`.
 The bundle is a small model with one lane, so that a step is short and steps are many; requests wait
-in the ring, whole answers are asked for. CPU time comes from /proc, in ticks of 10 ms. Threads of the
-front end serve clients; all others should sleep.
+in the ring, whole answers are asked for. CPU time comes from /proc, in ticks of 10 ms. Threads of
+the front end serve clients; all others should sleep.
 """
 
 from __future__ import annotations
