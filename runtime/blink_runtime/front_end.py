@@ -23,17 +23,27 @@ class FrontEndOptions:
     port: int = 8000
     model_name: str = "model"
     api_keys: tuple[str, ...] = ()
+    api_key_file: str = ""
+    tls_certificate: str = ""
+    tls_key: str = ""
+    access_log: str = ""
+    cors_origins: tuple[str, ...] = ()
     eos_token_ids: tuple[int, ...] = ()
     front_end_index: int = 0
     serves_chat_page: bool = True
     max_connections: int = 1024
+    max_connections_per_address: int = 0
+    max_requests: int = 4096
+    max_headers: int = 100
     max_header_bytes: int = 16 * 1024
     max_body_bytes: int = 8 * 1024 * 1024
+    max_total_body_bytes: int = 256 * 1024 * 1024
     max_buffered_bytes: int = 4 * 1024 * 1024
     header_timeout_ms: int = 10_000
     body_timeout_ms: int = 30_000
     idle_timeout_ms: int = 75_000
     write_timeout_ms: int = 30_000
+    request_timeout_ms: int = 3_600_000
     num_prepare_threads: int = 1
     inline_prompt_bytes: int = 16 * 1024
     min_poll_interval_us: int = 20
@@ -53,7 +63,7 @@ class FrontEnd:
 
     Raises:
         _native.RingError: the ring cannot be attached to.
-        RuntimeError: the address cannot be bound.
+        RuntimeError: the address cannot be bound, or a file of keys, certificate or log is bad.
     """
 
     def __init__(
@@ -82,6 +92,14 @@ class FrontEnd:
         """Take no more requests, let running ones end within `patience_s`, abort the rest."""
         self._native.stop(patience_s)
 
+    def reload(self) -> None:
+        """Read API keys and certificate again, and open the access log anew.
+
+        Raises:
+            RuntimeError: one of them cannot be used; the server goes on with what it has.
+        """
+        self._native.reload()
+
     @property
     def port(self) -> int:
         """The port that is bound, also when 0 was asked for."""
@@ -91,7 +109,8 @@ class FrontEnd:
     def url(self) -> str:
         """Where to reach it."""
         host = self._options.host
-        return f"http://{f'[{host}]' if ':' in host else host}:{self.port}"
+        scheme = "https" if self._options.tls_certificate else "http"
+        return f"{scheme}://{f'[{host}]' if ':' in host else host}:{self.port}"
 
     @property
     def health(self) -> str:

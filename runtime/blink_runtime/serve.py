@@ -42,6 +42,14 @@ class ServeConfig:
     host: str = "127.0.0.1"
     port: int = 8000
     api_keys: Sequence[str] = ()
+    api_key_file: Path | None = None
+    tls_certificate: Path | None = None
+    tls_key: Path | None = None
+    cors_origins: Sequence[str] = ()
+    access_log: str = ""  # file, or - for standard output; empty: none
+    max_connections: int = 1024
+    max_connections_per_address: int = 0  # 0: no such limit
+    request_timeout_s: float = 3600.0
     num_threads: int = 0  # of the CPU target; 0: as many as this process may use
     checks_golden: bool = True
     drain_s: float = 10.0  # patience with running requests after SIGTERM
@@ -230,11 +238,38 @@ def start_front_end(
         port=config.port,
         model_name=manifest.model_name,
         api_keys=tuple(config.api_keys),
+        api_key_file=str(config.api_key_file or ""),
+        tls_certificate=str(config.tls_certificate or ""),
+        tls_key=str(config.tls_key or ""),
+        cors_origins=tuple(config.cors_origins),
+        access_log=config.access_log,
+        max_connections=config.max_connections,
+        max_connections_per_address=config.max_connections_per_address,
+        request_timeout_ms=round(config.request_timeout_s * 1000),
         eos_token_ids=manifest.tokenizer.eos_token_ids,
         stall_timeout_ms=round(_silence_s(ring, manifest, config) * 1000),
     )
     codec = load_codec(bundle, _say)
-    return stack.enter_context(FrontEnd(ring, codec, load_chat_template(bundle), options))
+    try:
+        front_end = FrontEnd(ring, codec, load_chat_template(bundle), options)
+    except (RuntimeError, ValueError) as error:  # address, keys, certificate, log
+        raise BlinkError(str(error), hint="see blink-runtime run --help") from error
+    _reload_on_signal(front_end)
+    return stack.enter_context(front_end)
+
+
+def _reload_on_signal(front_end: FrontEnd) -> None:
+    """On SIGHUP read keys and certificate again and open the access log anew."""
+
+    def on_signal(_number: int, _frame: object) -> None:
+        try:
+            front_end.reload()
+            _say("keys and certificate read again, access log opened anew")
+        except RuntimeError as error:
+            _say(f"not reloaded, the old ones stay: {error}")
+
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGHUP, on_signal)
 
 
 def _wait(front_end: FrontEnd, stop: threading.Event) -> None:

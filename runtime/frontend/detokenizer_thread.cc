@@ -83,7 +83,9 @@ void DetokenizerThread::take_tokens(Generation& generation, const TokenEvent& ev
   const bool is_first = generation.num_output_tokens == 0;
   if (is_first) {
     generation.first_token_at = now;
-    metrics_.ttft.observe_ns(ns_between(generation.submitted_at, now));
+    const uint64_t ttft_ns = ns_between(generation.submitted_at, now);
+    generation.ttft_ns.store(ttft_ns, std::memory_order_relaxed);
+    metrics_.ttft.observe_ns(ttft_ns);
   }
   const uint64_t ns = is_first ? 0 : ns_between(generation.last_token_at, now) / event.num_tokens;
   metrics_.itl.observe_ns(ns, is_first ? event.num_tokens - 1u : event.num_tokens);
@@ -92,6 +94,7 @@ void DetokenizerThread::take_tokens(Generation& generation, const TokenEvent& ev
   for (uint32_t i = 0; i < event.num_tokens && !generation.is_answered; ++i) {
     take_token(generation, event.token_ids[i]);
   }
+  generation.num_seen_tokens.store(generation.num_output_tokens, std::memory_order_relaxed);
   if (!generation.is_answered) publish(generation, false);
 }
 
@@ -154,6 +157,7 @@ void DetokenizerThread::end(Generation& generation, const TokenEvent& event) {
 // The answer is complete; whatever tokens follow are dropped.
 void DetokenizerThread::answer(Generation& generation, const char* finish_reason) {
   generation.is_answered = true;
+  generation.num_seen_tokens.store(generation.num_output_tokens, std::memory_order_relaxed);
   const Usage usage{generation.num_prompt_tokens, generation.num_output_tokens};
   if (generation.streams) {
     generation.writer.append_final_events(finish_reason, usage, bytes_);

@@ -1,4 +1,4 @@
-# SOURCE (a text file) -> TARGET (C++ that returns it). Split, because a string literal has a length limit.
+# SOURCE (a text file) -> TARGET (C++ with FUNCTION that returns it). Split, because a string literal has a length limit.
 file(READ ${SOURCE} TEXT)
 string(LENGTH "${TEXT}" LENGTH)
 set(LITERALS "")
@@ -9,4 +9,4 @@ while(START LESS LENGTH)
   math(EXPR START "${START} + 8000")
 endwhile()
 file(WRITE ${TARGET}
-  "#include \"frontend/chat_page.h\"\n\nnamespace blink {\n\nstd::string_view chat_page() {\n  return\n${LITERALS};\n}\n\n}  // namespace blink\n")
+  "#include \"frontend/${FUNCTION}.h\"\n\nnamespace blink {\n\nstd::string_view ${FUNCTION}() {\n  return\n${LITERALS};\n}\n\n}  // namespace blink\n")

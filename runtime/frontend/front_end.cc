@@ -22,6 +22,10 @@ void check_front_end_config(const FrontEndConfig& config) {
   };
   const Row rows[] = {
       {"max_connections", config.max_connections, 1},
+      {"max_requests", config.max_requests, 1},
+      {"max_headers", config.max_headers, 1},
+      {"max_total_body_bytes", config.max_total_body_bytes, config.max_body_bytes},
+      {"request_timeout_ms", config.request_timeout_ms, 1},
       {"max_header_bytes", config.max_header_bytes, 256},
       {"max_body_bytes", config.max_body_bytes, 256},
       {"max_json_depth", config.max_json_depth, 4},
@@ -40,6 +44,9 @@ void check_front_end_config(const FrontEndConfig& config) {
       throw std::invalid_argument(std::string(row.name) + " is " + std::to_string(row.value) +
                                   ", must be at least " + std::to_string(row.low));
     }
+  }
+  if (config.tls_certificate.empty() != config.tls_key.empty()) {
+    throw std::invalid_argument("tls_certificate and tls_key need each other");
   }
 }
 
@@ -61,7 +68,7 @@ void FrontEnd::start() {
 void FrontEnd::stop(std::chrono::milliseconds patience) {
   if (!is_running_) return;
   is_running_ = false;
-  server_.stop_accepting();
+  server_.drain();
   const auto deadline = Clock::now() + patience;
   const auto has_requests = [this] {
     return pipeline_.metrics().requests_running.load(std::memory_order_relaxed) > 0;

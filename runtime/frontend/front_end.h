@@ -22,6 +22,10 @@ class FrontEnd {
   // Takes no more requests, lets running ones end within `patience`, aborts the rest, and returns.
   void stop(std::chrono::milliseconds patience);
 
+  // Reads keys and certificate again and opens the access log anew. Throws std::runtime_error, and
+  // goes on with what there was.
+  void reload() { server_.reload(); }
+
   uint16_t port() const { return server_.port(); }
   Health health() const { return pipeline_.health(); }
   GenerationPipeline& pipeline() { return pipeline_; }

@@ -12,15 +12,24 @@ struct FrontEndConfig {
   std::string host = "127.0.0.1";
   uint16_t port = 8000;  // 0: any free one
   std::string model_name = "model";
-  std::vector<std::string> api_keys;    // none: no key is asked for
-  std::vector<uint32_t> eos_token_ids;  // from the bundle
-  uint32_t front_end_index = 0;         // which slot range of the ring
-  bool has_chat_template = true;        // false: chat completions are refused by name
-  bool serves_chat_page = true;         // GET /
+  std::vector<std::string> api_keys;      // with api_key_file empty, none: no key is asked for
+  std::string api_key_file;               // a key or "NAME KEY" in each line; reloadable
+  std::string tls_certificate;            // PEM, with its chain; empty: plain HTTP; reloadable
+  std::string tls_key;                    // PEM, unencrypted; reloadable
+  std::string access_log;                 // file, or - for standard output; empty: none
+  std::vector<std::string> cors_origins;  // whose pages may use this server; *: all
+  std::vector<uint32_t> eos_token_ids;    // from the bundle
+  uint32_t front_end_index = 0;           // which slot range of the ring
+  bool has_chat_template = true;          // false: chat completions are refused by name
+  bool serves_chat_page = true;           // GET /
 
   uint32_t max_connections = 1024;
+  uint32_t max_connections_per_address = 0;  // 0: no such limit; IPv6 counts by /64
+  uint32_t max_requests = 4096;              // generations at a time, beside the ring's slots
+  uint32_t max_headers = 100;
   uint32_t max_header_bytes = 16 * 1024;
   uint32_t max_body_bytes = 8 * 1024 * 1024;
+  uint32_t max_total_body_bytes = 256 * 1024 * 1024;  // of all requests being read or answered
   uint32_t max_json_depth = 32;
   uint32_t max_stop_strings = 16;
   uint32_t max_stop_bytes = 1024;  // of one stop string
@@ -29,9 +38,10 @@ struct FrontEndConfig {
   uint32_t header_timeout_ms =
       10'000;  // from accept, or a request's first byte, to its header's end
   uint32_t body_timeout_ms = 30'000;
-  uint32_t idle_timeout_ms = 75'000;   // between requests of one connection
-  uint32_t write_timeout_ms = 30'000;  // for a client that reads nothing
-  uint32_t num_prepare_threads = 1;    // chat templates and long prompts
+  uint32_t idle_timeout_ms = 75'000;        // between requests of one connection
+  uint32_t write_timeout_ms = 30'000;       // for a client that reads nothing
+  uint32_t request_timeout_ms = 3'600'000;  // from a request's first byte to its answer's last
+  uint32_t num_prepare_threads = 1;         // chat templates and long prompts
   uint32_t inline_prompt_bytes =
       16 * 1024;                        // bodies up to this are tokenized on the network thread
   uint32_t min_poll_interval_us = 20;   // token reader, while tokens flow

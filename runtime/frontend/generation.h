@@ -45,6 +45,10 @@ struct Generation : std::enable_shared_from_this<Generation> {
   // Any thread; relaxed: the token reader looks at every poll, and it guards no data.
   std::atomic<bool> is_abort_requested{false};
 
+  // Detokenizer to network, for the log: relaxed, they order nothing.
+  std::atomic<uint32_t> num_seen_tokens{0};
+  std::atomic<uint64_t> ttft_ns{0};
+
   // Detokenizer.
   std::unique_ptr<TextDecoder> decoder;
   StopMatcher matcher;

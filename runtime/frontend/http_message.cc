@@ -1,33 +1,28 @@
 #include "frontend/http_message.h"
 
+#include <algorithm>
 #include <charconv>
-#include <cstdio>
+#include <ctime>
 
 namespace blink {
 namespace {
 
-std::string start_of_head(int status, unsigned http_version, bool keeps_alive) {
-  std::string head = http_version == 10 ? "HTTP/1.0 " : "HTTP/1.1 ";
-  head += std::to_string(status);
-  head += ' ';
-  head += status_text(status);
-  head += "\r\nServer: blink\r\n";
-  if (!keeps_alive) {
-    head += "Connection: close\r\n";
-  } else if (http_version == 10) {
-    head += "Connection: keep-alive\r\n";
-  }
-  return head;
+void append_number(uint64_t value, int base, std::string& out) {
+  char text[24];
+  out.append(text, std::to_chars(text, text + sizeof(text), value, base).ptr);
 }
 
-// Compares all bytes whatever the first difference.
-bool equals_in_constant_time(std::string_view given, std::string_view expected) {
-  unsigned difference = given.size() == expected.size() ? 0 : 1;
-  for (size_t i = 0; i < expected.size(); ++i) {
-    const char byte = given.empty() ? '\0' : given[i % given.size()];
-    difference |= static_cast<unsigned char>(byte) ^ static_cast<unsigned char>(expected[i]);
+void append_start(int status, const HeadContext& context, bool keeps_alive, std::string& out) {
+  out += context.http_version == 10 ? "HTTP/1.0 " : "HTTP/1.1 ";
+  append_number(static_cast<uint64_t>(status), 10, out);
+  out.append(" ").append(status_text(status)).append("\r\nServer: blink\r\nDate: ");
+  out.append(context.date).append("\r\nX-Request-Id: ").append(context.request_id).append("\r\n");
+  out.append(context.cors_headers);
+  if (!keeps_alive) {
+    out += "Connection: close\r\n";
+  } else if (context.http_version == 10) {
+    out += "Connection: keep-alive\r\n";
   }
-  return difference == 0;
 }
 
 }  // namespace
@@ -36,20 +31,24 @@ std::string_view status_text(int status) {
   switch (status) {
     case 200:
       return "OK";
+    case 204:
+      return "No Content";
     case 400:
       return "Bad Request";
     case 401:
       return "Unauthorized";
+    case 403:
+      return "Forbidden";
     case 404:
       return "Not Found";
     case 405:
       return "Method Not Allowed";
     case 408:
       return "Request Timeout";
-    case 411:
-      return "Length Required";
     case 413:
       return "Content Too Large";
+    case 414:
+      return "URI Too Long";
     case 415:
       return "Unsupported Media Type";
     case 417:
@@ -64,6 +63,8 @@ std::string_view status_text(int status) {
       return "Not Implemented";
     case 503:
       return "Service Unavailable";
+    case 504:
+      return "Gateway Timeout";
     case 505:
       return "HTTP Version Not Supported";
     default:
@@ -71,28 +72,35 @@ std::string_view status_text(int status) {
   }
 }
 
-std::string head_of_response(const HttpResponse& response, unsigned http_version,
-                             bool keeps_alive) {
-  std::string head = start_of_head(response.status, http_version, keeps_alive);
-  head += "Content-Type: " + response.content_type + "\r\n";
-  head += "Content-Length: " + std::to_string(response.body.size()) + "\r\n";
-  head += response.extra_headers;
-  head += "\r\n";
-  return head;
+void append_head(const HttpResponse& response, const HeadContext& context, std::string& out) {
+  append_start(response.status, context, context.keeps_alive, out);
+  if (response.status != 204) {
+    out.append("Content-Type: ").append(response.content_type).append("\r\nContent-Length: ");
+    append_number(response.body.size(), 10, out);
+    out += "\r\n";
+  }
+  out.append(response.extra_headers).append("\r\n");
 }
 
-std::string head_of_stream(unsigned http_version, bool keeps_alive) {
-  std::string head = start_of_head(200, http_version, keeps_alive && http_version != 10);
-  head += "Content-Type: text/event-stream; charset=utf-8\r\nCache-Control: no-cache\r\n";
-  if (http_version != 10) head += "Transfer-Encoding: chunked\r\n";
-  head += "\r\n";
-  return head;
+void append_stream_head(const HeadContext& context, std::string& out) {
+  const bool is_old = context.http_version == 10;
+  append_start(200, context, context.keeps_alive && !is_old, out);
+  out += "Content-Type: text/event-stream; charset=utf-8\r\nCache-Control: no-cache\r\n";
+  if (!is_old) out += "Transfer-Encoding: chunked\r\n";
+  out += "\r\n";
 }
 
-std::string chunk_head(size_t num_bytes) {
-  char text[24];
-  const int length = std::snprintf(text, sizeof(text), "%zx\r\n", num_bytes);
-  return std::string(text, static_cast<size_t>(length));
+void append_chunk_head(size_t num_bytes, std::string& out) {
+  append_number(num_bytes, 16, out);
+  out += "\r\n";
+}
+
+std::string date_text(int64_t unix_s) {
+  const auto time = static_cast<std::time_t>(unix_s);
+  std::tm utc{};
+  ::gmtime_r(&time, &utc);
+  char text[40];  // names of days and months as in the C locale: nothing here sets another
+  return std::string(text, std::strftime(text, sizeof(text), "%a, %d %b %Y %H:%M:%S GMT", &utc));
 }
 
 std::string percent_decoded(std::string_view text) {
@@ -119,17 +127,11 @@ std::string printable(std::string_view text) {
   return out;
 }
 
-bool has_valid_key(std::string_view authorization, const std::vector<std::string>& api_keys) {
-  if (api_keys.empty()) return true;
-  constexpr std::string_view kScheme = "bearer ";
-  if (authorization.size() < kScheme.size()) return false;
-  for (size_t i = 0; i < kScheme.size(); ++i) {
-    if ((authorization[i] | 0x20) != (kScheme[i] | 0x20)) return false;
-  }
-  const std::string_view key = authorization.substr(kScheme.size());
-  bool is_valid = false;
-  for (const std::string& expected : api_keys) is_valid |= equals_in_constant_time(key, expected);
-  return is_valid;
+bool is_sane_request_id(std::string_view text) {
+  return !text.empty() && text.size() <= 64 && std::all_of(text.begin(), text.end(), [](char c) {
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '-' ||
+           c == '_' || c == '.' || c == ':';
+  });
 }
 
 }  // namespace blink

@@ -1,11 +1,11 @@
-// The pure parts of HTTP: response heads, chunk framing, bearer keys.
+// The pure parts of HTTP responses: heads, chunk framing, request ids.
 #ifndef BLINK_FRONTEND_HTTP_MESSAGE_H
 #define BLINK_FRONTEND_HTTP_MESSAGE_H
 
 #include <cstddef>
+#include <cstdint>
 #include <string>
 #include <string_view>
-#include <vector>
 
 namespace blink {
 
@@ -16,16 +16,28 @@ struct HttpResponse {
   std::string extra_headers;  // each with its CRLF
 };
 
+// What a response's head says of its connection and its request.
+struct HeadContext {
+  unsigned http_version = 11;  // 10 or 11
+  bool keeps_alive = true;
+  std::string_view request_id;
+  std::string_view date;          // of date_text()
+  std::string_view cors_headers;  // each with its CRLF
+};
+
 std::string_view status_text(int status);
 
-// Head with Content-Length, up to and with the empty line.
-std::string head_of_response(const HttpResponse& response, unsigned http_version, bool keeps_alive);
+// Head with Content-Length (none for 204), up to and with the empty line.
+void append_head(const HttpResponse& response, const HeadContext& context, std::string& out);
 
 // Head of an SSE stream: chunked for HTTP/1.1 (11); HTTP/1.0 (10) ends with the connection.
-std::string head_of_stream(unsigned http_version, bool keeps_alive);
+void append_stream_head(const HeadContext& context, std::string& out);
 
 // "<hex size>\r\n"; the chunk's bytes and "\r\n" follow.
-std::string chunk_head(size_t num_bytes);
+void append_chunk_head(size_t num_bytes, std::string& out);
+
+// "Sun, 06 Nov 1994 08:49:37 GMT" of a Unix time.
+std::string date_text(int64_t unix_s);
 
 // "%2F" -> "/"; what is no escape stays.
 std::string percent_decoded(std::string_view text);
@@ -34,9 +46,9 @@ std::string percent_decoded(std::string_view text);
 // sent.
 std::string printable(std::string_view text);
 
-// Whether `authorization` ("Bearer KEY") holds one of the keys. Its time depends on the lengths
-// only.
-bool has_valid_key(std::string_view authorization, const std::vector<std::string>& api_keys);
+// Whether a client's X-Request-Id may stand in logs and answers: 1 to 64 of letters, digits and
+// "-_.:".
+bool is_sane_request_id(std::string_view text);
 
 }  // namespace blink
 

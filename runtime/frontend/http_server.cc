@@ -7,26 +7,54 @@
 #include <stdexcept>
 
 #include <boost/asio/post.hpp>
-#include <boost/asio/write.hpp>
 
+#include "frontend/chat_page.h"
 #include "frontend/http_session.h"
+#include "frontend/open_api.h"
 
 namespace blink {
 namespace {
 
 namespace asio = boost::asio;
 using tcp = asio::ip::tcp;
+using boost::system::error_code;
 
 constexpr auto kAcceptPause = std::chrono::milliseconds(10);
 constexpr auto kSendPatience = std::chrono::milliseconds(500);  // for last bytes, when stopping
+// How late a deadline or a client's leave may be noticed; one pass costs a look at each session.
+constexpr auto kSweepInterval = std::chrono::milliseconds(50);
+constexpr size_t kOverflowBytes = 64 * 1024;
+
+constexpr std::string_view kPageHeaders =
+    "X-Content-Type-Options: nosniff\r\nX-Frame-Options: DENY\r\n"
+    "Content-Security-Policy: default-src 'none'; style-src 'unsafe-inline'; "
+    "script-src 'unsafe-inline'; connect-src 'self'\r\n";
+
+std::shared_ptr<const TlsContext> load_tls(const FrontEndConfig& config) {
+  if (config.tls_certificate.empty()) return nullptr;
+  return std::make_shared<TlsContext>(config.tls_certificate, config.tls_key);
+}
+
+// A household of IPv6 has a /64 at least, so one address says nothing there.
+std::string peer_key_of(const asio::ip::address& address) {
+  if (!address.is_v6()) return address.to_string();
+  auto bytes = address.to_v6().to_bytes();
+  std::fill(bytes.begin() + 8, bytes.end(), static_cast<unsigned char>(0));
+  return asio::ip::address_v6(bytes).to_string();
+}
 
 }  // namespace
 
 HttpServer::HttpServer(const FrontEndConfig& config)
     : config_(config),
+      api_keys_(ApiKeys::load(config.api_keys, config.api_key_file)),
+      tls_(load_tls(config)),
+      overflow_(kOverflowBytes),
       acceptor_(io_),
       accept_pause_(io_),
-      prepare_pool_(config.num_prepare_threads) {
+      sweep_timer_(io_),
+      prepare_pool_(config.num_prepare_threads),
+      random_(std::random_device{}()) {
   const std::string address = config.host + ":" + std::to_string(config.port);
   try {
     const auto host =
@@ -41,6 +69,9 @@ HttpServer::HttpServer(const FrontEndConfig& config)
     throw std::runtime_error("cannot listen on " + address + ": " + error.code().message());
   }
   started_at_s_ = std::time(nullptr);
+  if (!config.access_log.empty()) {
+    access_log_ = std::make_unique<AccessLog>(config.access_log, http_metrics_.access_log_dropped);
+  }
 }
 
 HttpServer::~HttpServer() { stop(); }
@@ -48,28 +79,37 @@ HttpServer::~HttpServer() { stop(); }
 void HttpServer::start(GenerationPipeline& pipeline) {
   pipeline_ = &pipeline;
   accept_next();
+  sweep();
   thread_ = std::thread([this] {
     ::prctl(PR_SET_NAME, "blink-network");
     io_.run();
   });
 }
 
-void HttpServer::stop_accepting() {
+void HttpServer::run_on_network_thread(const std::function<void()>& work) {
   std::promise<void> done;
-  asio::post(io_, [this, &done] {
-    is_stopping_ = true;
-    boost::system::error_code ignored;
-    acceptor_.close(ignored);
-    accept_pause_.cancel();
-    const auto sessions = sessions_;  // stop() may remove some
-    for (HttpSession* session : sessions) session->stop();
+  asio::post(io_, [&] {
+    work();
     done.set_value();
   });
   done.get_future().wait();
 }
 
+void HttpServer::drain() {
+  run_on_network_thread([this] {
+    is_stopping_ = true;
+    const auto sessions = sessions_;  // stop() may remove some
+    for (HttpSession* session : sessions) session->stop();
+  });
+}
+
 void HttpServer::stop() {
   if (!thread_.joinable()) return;
+  run_on_network_thread([this] {
+    error_code ignored;
+    acceptor_.close(ignored);
+    accept_pause_.cancel();
+  });
   prepare_pool_.join();
   const auto deadline = Clock::now() + kSendPatience;
   const std::atomic<int64_t>& num_open = pipeline_->metrics().connections_open;
@@ -78,6 +118,19 @@ void HttpServer::stop() {
   }
   io_.stop();
   thread_.join();
+}
+
+void HttpServer::reload() {
+  ApiKeys keys = ApiKeys::load(config_.api_keys, config_.api_key_file);
+  std::shared_ptr<const TlsContext> tls = load_tls(config_);
+  if (access_log_) access_log_->reopen();
+  if (!thread_.joinable()) return;
+  // Connections keep the certificate they began with; requests whose head is read keep their key.
+  run_on_network_thread([&] {
+    std::swap(api_keys_, keys);
+    std::swap(tls_, tls);
+    http_metrics_.reloads.add();
+  });
 }
 
 void HttpServer::wake() {
@@ -101,37 +154,191 @@ void HttpServer::drain_ready() {
 void HttpServer::remove(HttpSession* session) {
   sessions_.erase(session);
   pipeline_->metrics().connections_open.fetch_sub(1, std::memory_order_relaxed);
+  if (session->peer_key().empty()) return;
+  const auto peer = peers_.find(session->peer_key());
+  if (--peer->second == 0) peers_.erase(peer);
 }
 
 void HttpServer::accept_next() {
-  acceptor_.async_accept([this](boost::system::error_code code, tcp::socket socket) {
+  acceptor_.async_accept([this](error_code code, tcp::socket socket) {
     if (code == asio::error::operation_aborted || !acceptor_.is_open()) return;
-    Metrics& metrics = pipeline_->metrics();
-    if (!code && sessions_.size() >= config_.max_connections) {
-      metrics.connections_refused.add();
-      static constexpr std::string_view kFull =
-          "HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\nRetry-After: 1\r\n"
-          "Connection: close\r\n\r\n";
-      boost::system::error_code ignored;
-      socket.non_blocking(true, ignored);
-      socket.write_some(asio::buffer(kFull), ignored);
-    } else if (!code) {
-      metrics.connections_accepted.add();
-      metrics.connections_open.fetch_add(1, std::memory_order_relaxed);
-      boost::system::error_code ignored;
-      socket.set_option(tcp::no_delay(true), ignored);
-      std::make_shared<HttpSession>(std::move(socket), *this)->start();
-    }
     if (code) {
       // Out of file descriptors, most likely: give the others time to end.
       accept_pause_.expires_after(kAcceptPause);
-      accept_pause_.async_wait([this](boost::system::error_code wait_code) {
+      accept_pause_.async_wait([this](error_code wait_code) {
         if (!wait_code) accept_next();
       });
       return;
     }
+    take(std::move(socket));
     accept_next();
   });
+}
+
+void HttpServer::take(tcp::socket socket) {
+  Metrics& metrics = pipeline_->metrics();
+  error_code code;
+  const auto endpoint = socket.remote_endpoint(code);
+  if (code) return;  // gone again
+  if (sessions_.size() >= config_.max_connections) {
+    metrics.connections_refused.add();
+    return refuse(socket);
+  }
+  std::string peer_key;
+  if (config_.max_connections_per_address > 0) {
+    peer_key = peer_key_of(endpoint.address());
+    uint32_t& count = peers_[peer_key];
+    if (count >= config_.max_connections_per_address) {
+      http_metrics_.connections_over_share.add();
+      return refuse(socket);
+    }
+    ++count;
+  }
+  metrics.connections_accepted.add();
+  metrics.connections_open.fetch_add(1, std::memory_order_relaxed);
+  socket.set_option(tcp::no_delay(true), code);
+  std::make_shared<HttpSession>(std::move(socket), *this, std::move(peer_key))
+      ->start(endpoint.address().to_string());
+}
+
+// Says why, if the socket takes it at once, and closes. Nobody speaks TLS yet at this point.
+void HttpServer::refuse(tcp::socket& socket) {
+  if (tls_) return;
+  ApiError error = server_error(503, "too_many_connections", "Too many connections.");
+  error.retry_after_s = 1;
+  const HttpResponse response = response_of(error);
+  std::string id;
+  make_request_id(id);
+  std::string bytes;
+  append_head(response, {.keeps_alive = false, .request_id = id, .date = date_}, bytes);
+  bytes += response.body;
+  http_metrics_.count_response(503);
+  error_code ignored;
+  socket.non_blocking(true, ignored);
+  socket.write_some(asio::buffer(bytes), ignored);
+}
+
+// Deadlines, clients that left, the date.
+void HttpServer::sweep() {
+  const Clock::time_point now = Clock::now();
+  const int64_t unix_s = std::time(nullptr);
+  if (unix_s != date_s_) {
+    date_s_ = unix_s;
+    date_ = date_text(unix_s);
+  }
+  polled_.clear();
+  polled_sessions_.clear();
+  for (HttpSession* session : sessions_) {
+    session->expire(now);  // wakes coroutines, which run later: the set does not change here
+    if (session->is_generating()) {
+      polled_.push_back({session->native_handle(), POLLRDHUP, 0});
+      polled_sessions_.push_back(session);
+    }
+  }
+  find_gone_clients();
+  sweep_timer_.expires_after(kSweepInterval);
+  sweep_timer_.async_wait([this](error_code code) {
+    if (!code) sweep();
+  });
+}
+
+// One call for all sockets. A request that waits in the socket (pipelining) does not hide the end
+// behind it.
+void HttpServer::find_gone_clients() {
+  if (polled_.empty() || ::poll(polled_.data(), polled_.size(), 0) <= 0) return;
+  for (size_t i = 0; i < polled_.size(); ++i) {
+    if (polled_[i].revents != 0) polled_sessions_[i]->on_client_gone();
+  }
+}
+
+// 128 random bits, so that no two servers make the same.
+void HttpServer::make_request_id(std::string& out) {
+  static constexpr char kHex[] = "0123456789abcdef";
+  out = "req-";
+  for (int word = 0; word < 2; ++word) {
+    uint64_t bits = random_();
+    for (int i = 0; i < 16; ++i, bits >>= 4) out += kHex[bits & 15];
+  }
+}
+
+std::optional<ApiError> HttpServer::refusal_of_load() const {
+  ApiError error;
+  if (is_stopping_) {
+    error = server_error(503, "stopping", "The server is stopping.");
+  } else if (num_requests_ > config_.max_requests) {
+    error = ApiError{429, "rate_limit_error", "too_many_requests", "",
+                     "Too many requests at a time; try again soon."};
+  } else {
+    return std::nullopt;
+  }
+  error.retry_after_s = 1;
+  return error;
+}
+
+HttpResponse HttpServer::answer_get(Route route, std::string_view path) {
+  HttpResponse response;
+  switch (route) {
+    case Route::health:
+      return health_response();
+    case Route::models:
+      return models_response();
+    case Route::model:
+      return model_response(path);
+    case Route::metrics:
+      response.content_type = "text/plain; version=0.0.4; charset=utf-8";
+      response.body = pipeline_->prometheus_text();
+      http_metrics_.append_text(response.body);
+      return response;
+    case Route::open_api:
+      response.body = open_api();
+      return response;
+    case Route::chat_page:
+      if (!config_.serves_chat_page) break;
+      response.content_type = "text/html; charset=utf-8";
+      response.body = chat_page();
+      response.extra_headers = kPageHeaders;
+      return response;
+    case Route::unknown:
+    case Route::server:
+    case Route::completions:
+    case Route::chat_completions:
+      break;
+  }
+  return response_of(http_error(404, "not_found", "No such path: " + printable(path)));
+}
+
+HttpResponse HttpServer::health_response() {
+  const Health health = pipeline_->health();
+  HttpResponse response;
+  response.status = health == Health::serving && !is_stopping_ ? 200 : 503;
+  response.body =
+      std::string("{\"status\":\"") + (is_stopping_ ? "stopping" : health_name(health)) + "\"}";
+  return response;
+}
+
+HttpResponse HttpServer::models_response() {
+  HttpResponse response;
+  std::string& body = response.body;
+  body = "{\"object\":\"list\",\"data\":[{\"id\":\"";
+  append_json_escaped(config_.model_name, body);
+  body += "\",\"object\":\"model\",\"created\":" + std::to_string(started_at_s_);
+  body += ",\"owned_by\":\"blink\",\"max_model_len\":";
+  body += std::to_string(pipeline_->ring_sizes().max_seqlen) + "}]}";
+  return response;
+}
+
+HttpResponse HttpServer::model_response(std::string_view path) {
+  constexpr std::string_view kPrefix = "/v1/models/";
+  const std::string name =
+      percent_decoded(path.substr(kPrefix.size()));  // "owner/model" comes as owner%2Fmodel
+  if (name != config_.model_name) {
+    return response_of(
+        http_error(404, "model_not_found", "The model '" + printable(name) + "' does not exist."));
+  }
+  HttpResponse response = models_response();  // {"object":"list","data":[{...}]}
+  const size_t begin = response.body.find('[') + 1;
+  response.body = response.body.substr(begin, response.body.rfind(']') - begin);
+  return response;
 }
 
 }  // namespace blink

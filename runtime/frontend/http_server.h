@@ -2,41 +2,59 @@
 #ifndef BLINK_FRONTEND_HTTP_SERVER_H
 #define BLINK_FRONTEND_HTTP_SERVER_H
 
+#include <poll.h>
+
 #include <atomic>
 #include <cstdint>
+#include <functional>
+#include <map>
 #include <memory>
+#include <optional>
+#include <random>
+#include <span>
 #include <string>
 #include <thread>
 #include <unordered_set>
+#include <vector>
 
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/ip/tcp.hpp>
 #include <boost/asio/steady_timer.hpp>
 #include <boost/asio/thread_pool.hpp>
 
+#include "frontend/access_log.h"
+#include "frontend/api_keys.h"
 #include "frontend/front_end_config.h"
 #include "frontend/generation_pipeline.h"
+#include "frontend/http_message.h"
+#include "frontend/http_metrics.h"
+#include "frontend/http_routes.h"
+#include "frontend/tls_channel.h"
 
 namespace blink {
 
 class HttpSession;
 
-// All members but stop() and port() belong to the network thread.
+// Members belong to the network thread, but for those that say otherwise.
 class HttpServer {
  public:
-  // Binds at once, so that port() is known. Throws std::runtime_error naming the address.
+  // Binds at once, so that port() is known, and reads keys, certificate and log. Throws
+  // std::runtime_error naming what is wrong.
   explicit HttpServer(const FrontEndConfig& config);
   ~HttpServer();
 
+  // Any thread below: the owner's.
   // `pipeline` must outlive the server's stop().
   void start(GenerationPipeline& pipeline);
-  // Refuses new connections and requests; running ones may end within `patience`.
-  void stop_accepting();
-  // Waits shortly for sessions to send what they have, then ends the network thread.
+  // Refuses new generations and ends idle connections; running requests go on.
+  void drain();
+  // Accepts no more, waits shortly for sessions to send what they have, ends the network thread.
   void stop();
-
+  // Reads API keys and certificate again and opens the log anew. Throws std::runtime_error; what
+  // was there before stays then.
+  void reload();
   uint16_t port() const { return port_; }
-  // Any thread: the pipeline has output. Cheap when the network thread is already on its way.
+  // The pipeline has output. Cheap when the network thread is already on its way.
   void wake();
 
   // For sessions.
@@ -44,24 +62,72 @@ class HttpServer {
   GenerationPipeline& pipeline() { return *pipeline_; }
   boost::asio::io_context& io() { return io_; }
   boost::asio::thread_pool& prepare_pool() { return prepare_pool_; }
+  const ApiKeys& api_keys() const { return api_keys_; }
+  std::shared_ptr<const TlsContext> tls() const { return tls_; }
+  AccessLog* access_log() { return access_log_.get(); }
+  HttpMetrics& http_metrics() { return http_metrics_; }
+  std::span<char> overflow() { return overflow_; }
   bool is_stopping() const { return is_stopping_; }
-  int64_t started_at_s() const { return started_at_s_; }
+  std::string_view date() const { return date_; }
+  void make_request_id(std::string& out);
+  void count_body_bytes(int64_t change) { num_body_bytes_ += change; }
+  bool holds_body_limit() const {
+    return num_body_bytes_ <= static_cast<int64_t>(config_.max_total_body_bytes);
+  }
+  // Why no generation may begin now.
+  std::optional<ApiError> refusal_of_load() const;
+  HttpResponse answer_get(Route route, std::string_view path);
   void add(HttpSession* session) { sessions_.insert(session); }
   void remove(HttpSession* session);
 
+  // Counts a generation from its body to its last byte.
+  class RequestSlot {
+   public:
+    explicit RequestSlot(HttpServer& server) : server_(server) { ++server_.num_requests_; }
+    ~RequestSlot() { --server_.num_requests_; }
+    RequestSlot(const RequestSlot&) = delete;
+    RequestSlot& operator=(const RequestSlot&) = delete;
+
+   private:
+    HttpServer& server_;
+  };
+
  private:
   void accept_next();
+  void take(boost::asio::ip::tcp::socket socket);
+  bool takes_peer(const boost::asio::ip::address& address);
+  void refuse(boost::asio::ip::tcp::socket& socket);
   void drain_ready();
+  void sweep();
+  void find_gone_clients();
+  HttpResponse health_response();
+  HttpResponse models_response();
+  HttpResponse model_response(std::string_view path);
+  void run_on_network_thread(const std::function<void()>& work);
 
   const FrontEndConfig& config_;
   GenerationPipeline* pipeline_ = nullptr;
+  HttpMetrics http_metrics_;
+  std::unique_ptr<AccessLog> access_log_;
+  ApiKeys api_keys_;
+  std::shared_ptr<const TlsContext> tls_;
+  std::vector<char> overflow_;
   std::unordered_set<HttpSession*> sessions_;  // outlives io_, which owns the sessions
+  std::map<std::string, uint32_t> peers_;      // connections by address, where they are limited
+  std::vector<pollfd> polled_;
+  std::vector<HttpSession*> polled_sessions_;
   boost::asio::io_context io_{1};
   boost::asio::ip::tcp::acceptor acceptor_;
   boost::asio::steady_timer accept_pause_;
+  boost::asio::steady_timer sweep_timer_;
   boost::asio::thread_pool prepare_pool_;
   uint16_t port_ = 0;
   int64_t started_at_s_ = 0;  // Unix time
+  int64_t date_s_ = 0;        // Unix time of date_
+  std::string date_;
+  std::mt19937_64 random_;  // request ids
+  int64_t num_body_bytes_ = 0;
+  uint32_t num_requests_ = 0;
   bool is_stopping_ = false;
   std::atomic<bool> is_wake_posted_{false};
   std::thread thread_;

@@ -1,92 +1,66 @@
 #include "frontend/http_session.h"
 
-#include <sys/socket.h>
-
-#include <array>
 #include <chrono>
 
 #include <boost/asio/bind_executor.hpp>
-#include <boost/asio/buffer.hpp>
 #include <boost/asio/co_spawn.hpp>
 #include <boost/asio/detached.hpp>
 #include <boost/asio/post.hpp>
 #include <boost/asio/redirect_error.hpp>
 #include <boost/asio/use_awaitable.hpp>
-#include <boost/asio/write.hpp>
-#include <boost/beast/http/read.hpp>
 
-#include "frontend/chat_page.h"
 #include "frontend/http_server.h"
 
 namespace blink {
 namespace {
 
 namespace asio = boost::asio;
-namespace beast = boost::beast;
-namespace http = boost::beast::http;
-using beast::error_code;
+using boost::system::error_code;
+using std::chrono::milliseconds;
 
-auto with_error(error_code& code) { return asio::redirect_error(asio::use_awaitable, code); }
+constexpr int kClientGone = 499;  // in the log alone: nobody is there to be told
+// A refused request's body up to this is read, so that its connection can go on.
+constexpr uint64_t kMaxUnwantedBytes = 64 * 1024;
 
-std::string_view path_of(std::string_view target) { return target.substr(0, target.find('?')); }
-
-std::string_view view(beast::string_view text) { return {text.data(), text.size()}; }
-
-bool is_json_or_missing(std::string_view content_type) {
-  const std::string_view type = content_type.substr(0, content_type.find(';'));
-  return type.empty() || beast::iequals(type, "application/json") ||
-         beast::iequals(type, "application/json ");
+HttpLimits limits_of(const FrontEndConfig& config) {
+  return {config.max_header_bytes, config.max_headers, config.max_body_bytes};
 }
 
-HttpResponse response_of(const ApiError& error) {
-  HttpResponse response{.status = error.http_status, .body = json_from_error(error)};
-  if (error.retry_after_s > 0) {
-    response.extra_headers = "Retry-After: " + std::to_string(error.retry_after_s) + "\r\n";
-  }
-  if (error.http_status == 401) response.extra_headers += "WWW-Authenticate: Bearer\r\n";
-  return response;
+uint64_t ns_since(Clock::time_point begin) {
+  return static_cast<uint64_t>(std::chrono::nanoseconds(Clock::now() - begin).count());
 }
 
-constexpr std::string_view kPageHeaders =
-    "X-Content-Type-Options: nosniff\r\nX-Frame-Options: DENY\r\n"
-    "Content-Security-Policy: default-src 'none'; style-src 'unsafe-inline'; "
-    "script-src 'unsafe-inline'; connect-src 'self'\r\n";
-
-ApiError http_error(int status, std::string code, std::string message) {
-  return ApiError{status, "invalid_request_error", std::move(code), "", std::move(message)};
-}
-
-ApiError error_of_parser(const error_code& code) {
-  if (code == http::error::body_limit) {
-    return http_error(413, "body_too_large", "The request body is too large.");
-  }
-  if (code == http::error::header_limit || code == http::error::buffer_overflow) {
-    return http_error(431, "headers_too_large", "The request headers are too large.");
-  }
-  if (code == http::error::bad_version) {
-    return http_error(505, "http_version", "Only HTTP/1.0 and HTTP/1.1 are served.");
-  }
-  return http_error(400, "malformed_http", "Malformed HTTP request: " + code.message() + ".");
+int64_t unix_ns() {
+  const auto now = std::chrono::system_clock::now().time_since_epoch();
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(now).count();
 }
 
 }  // namespace
 
-HttpSession::HttpSession(asio::ip::tcp::socket socket, HttpServer& server)
-    : server_(server), stream_(std::move(socket)), signal_(stream_.get_executor()) {
+HttpSession::HttpSession(asio::ip::tcp::socket socket, HttpServer& server, std::string peer_key)
+    : server_(server),
+      peer_key_(std::move(peer_key)),
+      connection_(std::move(socket), server.tls(), server.overflow()),
+      parser_(limits_of(server.config())),
+      signal_(connection_.executor()) {
   signal_.expires_at(asio::steady_timer::time_point::max());
   server_.add(this);
 }
 
-HttpSession::~HttpSession() { server_.remove(this); }
+HttpSession::~HttpSession() {
+  server_.count_body_bytes(-static_cast<int64_t>(num_counted_bytes_));
+  server_.remove(this);
+}
 
-void HttpSession::start() {
+void HttpSession::start(std::string_view peer) {
+  entry_.peer = peer;
   asio::co_spawn(
-      stream_.get_executor(), [self = shared_from_this()] { return self->run(); }, asio::detached);
+      connection_.executor(), [self = shared_from_this()] { return self->run(); }, asio::detached);
 }
 
 void HttpSession::stop() {
   is_stopping_ = true;
-  if (is_idle_) stream_.close();
+  if (is_idle_) connection_.close();
 }
 
 void HttpSession::wake() {
@@ -94,171 +68,167 @@ void HttpSession::wake() {
   signal_.cancel();
 }
 
+void HttpSession::expire(Clock::time_point now) {
+  connection_.expire(now);
+  if (is_generating_ && now >= generation_deadline_) {
+    is_overdue_ = true;
+    wake();
+  }
+}
+
+void HttpSession::on_client_gone() {
+  is_client_gone_ = true;
+  wake();
+}
+
 asio::awaitable<void> HttpSession::run() {
   try {
     while (co_await serve_one() && !is_stopping_) {
     }
+    if (connection_.has_failed_handshake()) server_.http_metrics().tls_failures.add();
+    co_await connection_.end();
   } catch (const std::exception&) {
     // The socket failed outside a checked call, or memory is short: this connection is over, others
     // go on.
   }
-  error_code ignored;
-  stream_.socket().shutdown(asio::ip::tcp::socket::shutdown_send, ignored);
-  stream_.close();
+  connection_.close();
 }
 
 // Reads and answers one request. False: the connection is to be closed.
 asio::awaitable<bool> HttpSession::serve_one() {
-  Parser parser;
-  parser.header_limit(server_.config().max_header_bytes);
-  parser.body_limit(server_.config().max_body_bytes);
+  parser_.reset();
   is_idle_ = true;
-  version_ = 11;
-  keeps_alive_ = true;
-  is_head_ = false;
-  if (!co_await read_request(parser)) co_return false;
+  const auto& config = server_.config();
+  const auto timeout = milliseconds(is_first_ ? config.header_timeout_ms : config.idle_timeout_ms);
+  if (connection_.received().empty() && !co_await connection_.receive(Clock::now() + timeout)) {
+    co_return false;
+  }
   is_idle_ = false;
-  stream_.expires_never();
-  const Request request = parser.release();
-  version_ = request.version();
-  keeps_alive_ = request.keep_alive() && !is_stopping_;
-  is_head_ = request.method() == http::verb::head;
-  co_return co_await answer(request) && keeps_alive_;
+  is_first_ = false;
+  begin_request();
+  const bool is_answered = co_await read_request() && co_await answer();
+  server_.count_body_bytes(-static_cast<int64_t>(num_counted_bytes_));
+  num_counted_bytes_ = 0;
+  log_request();
+  co_return is_answered&& keeps_alive_;
 }
 
-// Waits up to idle_timeout for a first byte; then the header's and the body's own deadlines run.
-asio::awaitable<bool> HttpSession::read_request(Parser& parser) {
+void HttpSession::begin_request() {
+  begun_at_ = Clock::now();
+  route_ = Route::unknown;
+  keeps_alive_ = true;
+  is_head_judged_ = false;
+  refusal_.reset();
+  cors_headers_.clear();
+  request_id_.clear();
+  const auto peer = entry_.peer;
+  entry_ = AccessLogEntry{};
+  entry_.peer = peer;
+  entry_.begun_at_ns = unix_ns();
+}
+
+// False: the connection is to be closed; what there was to say has been said.
+asio::awaitable<bool> HttpSession::read_request() {
   const FrontEndConfig& config = server_.config();
-  error_code code;
-  if (buffer_.size() == 0) {
-    stream_.expires_after(std::chrono::milliseconds(config.idle_timeout_ms));
-    const size_t count = co_await stream_.async_read_some(buffer_.prepare(4096), with_error(code));
-    if (code) co_return false;
-    buffer_.commit(count);
-  }
-  stream_.expires_after(std::chrono::milliseconds(config.header_timeout_ms));
-  co_await http::async_read_header(stream_, buffer_, parser, with_error(code));
-  if (code) co_return co_await answer_read_error(code, parser);
-  const Request& head = parser.get();
-  version_ = head.version();
-  if (version_ != 10 && version_ != 11) {
-    co_return co_await answer_read_error(http::make_error_code(http::error::bad_version), parser);
-  }
-  const auto expect = head.find(http::field::expect);
-  if (expect != head.end() && !parser.is_done()) {
-    if (!beast::iequals(expect->value(), "100-continue")) {
-      keeps_alive_ = false;
-      co_await send_error(
-          http_error(417, "expectation", "Only 'Expect: 100-continue' is understood."));
-      co_return false;
+  auto deadline = begun_at_ + milliseconds(config.header_timeout_ms);
+  while (true) {
+    std::string& received = connection_.received();
+    received.erase(0, parser_.feed(received));
+    if (parser_.has_head() && !is_head_judged_) {
+      judge_head();
+      deadline = Clock::now() + milliseconds(config.body_timeout_ms);
+      const HttpRequest& head = parser_.request();
+      const bool waits = !head.expect.empty();
+      if (!parser_.is_complete() && parser_.fault() == HttpFault::none && refusal_ &&
+          (waits || head.is_chunked || head.content_length > kMaxUnwantedBytes)) {
+        keeps_alive_ = false;
+        co_return true;
+      }
+      if (waits && !parser_.is_complete() && parser_.fault() == HttpFault::none) {
+        connection_.to_send() = "HTTP/1.1 100 Continue\r\n\r\n";
+        if (!co_await connection_.send(milliseconds(config.write_timeout_ms))) co_return false;
+      }
     }
-    static constexpr std::string_view kContinue = "HTTP/1.1 100 Continue\r\n\r\n";
-    co_await asio::async_write(stream_, asio::buffer(kContinue), with_error(code));
-    if (code) co_return false;
+    if (parser_.fault() != HttpFault::none || !holds_body_limit()) {
+      co_return co_await answer_read_failure();
+    }
+    if (parser_.is_complete()) co_return true;
+    if (!co_await connection_.receive(deadline)) co_return co_await answer_read_failure();
   }
-  stream_.expires_after(std::chrono::milliseconds(config.body_timeout_ms));
-  co_await http::async_read(stream_, buffer_, parser, with_error(code));
-  if (code) co_return co_await answer_read_error(code, parser);
-  co_return true;
+}
+
+// The head is whole: everything that does not need the body.
+void HttpSession::judge_head() {
+  is_head_judged_ = true;
+  const HttpRequest& request = parser_.request();
+  const FrontEndConfig& config = server_.config();
+  keeps_alive_ = request.keeps_alive && !is_stopping_;
+  route_ = route_of_path(request.path);
+  entry_.path = request.path;
+  if (is_sane_request_id(request.request_id)) request_id_ = request.request_id;
+  cors_headers_ = cors_headers(request.origin, config.cors_origins);
+  const ApiKeys& keys = server_.api_keys();
+  const std::string* key_name = keys.asks_for_key() ? keys.name_of(request.authorization) : nullptr;
+  if (key_name != nullptr) entry_.key_name = *key_name;
+  refusal_ = refusal_of_head(request, route_, key_name != nullptr || !keys.asks_for_key(),
+                             config.cors_origins);
+}
+
+// Counts the body's bytes in the sum of all connections. False: the sum is over its limit.
+bool HttpSession::holds_body_limit() {
+  const size_t num_bytes = parser_.body().size();
+  server_.count_body_bytes(static_cast<int64_t>(num_bytes - num_counted_bytes_));
+  num_counted_bytes_ = num_bytes;
+  return num_bytes <= kMaxUnwantedBytes || server_.holds_body_limit();
 }
 
 // Tells the client what was wrong with its request, if it can still hear it. Always ends the
 // connection.
-asio::awaitable<bool> HttpSession::answer_read_error(error_code code, const Parser& parser) {
+asio::awaitable<bool> HttpSession::answer_read_failure() {
   keeps_alive_ = false;
-  if (code == http::error::end_of_stream || code == asio::error::connection_reset ||
-      code == asio::error::operation_aborted || code == asio::error::eof) {
-    co_return false;
+  if (parser_.fault() != HttpFault::none) {
+    const HttpFaultText text = text_of_fault(parser_.fault());
+    co_await send_error(http_error(text.status, text.code, text.message));
+  } else if (connection_.is_late()) {
+    connection_.clear_late();
+    const char* part = parser_.has_head() ? "body" : "header";
+    co_await send_error(
+        http_error(408, "timeout", std::string("The request's ") + part + " took too long."));
+  } else if (num_counted_bytes_ > 0 && !server_.holds_body_limit()) {
+    ApiError error = server_error(503, "body_memory", "Too many large requests at once.");
+    error.retry_after_s = 1;
+    co_await send_error(error);
+  } else {
+    entry_.status = kClientGone;
   }
-  if (code == beast::error::timeout) {
-    // tcp_stream closes its socket on a timeout; there is nobody to send a 408 to.
-    server_.pipeline().metrics().count_response(408);
-    co_return false;
-  }
-  (void)parser;
-  co_await send_error(error_of_parser(code));
   co_return false;
 }
 
-asio::awaitable<bool> HttpSession::answer(const Request& request) {
-  const std::string_view path = path_of(view(request.target()));
-  const bool is_api = path.starts_with("/v1/");
-  if (is_api &&
-      !has_valid_key(view(request[http::field::authorization]), server_.config().api_keys)) {
-    co_return co_await send_error(
-        http_error(401, "invalid_api_key", "Send a valid key as 'Authorization: Bearer KEY'."));
-  }
-  const bool is_completions = path == "/v1/completions";
-  const bool is_chat = path == "/v1/chat/completions";
-  if (is_completions || is_chat) {
-    if (request.method() == http::verb::post) {
-      co_return co_await answer_generation(
-          is_chat ? Endpoint::chat_completions : Endpoint::completions, request);
+asio::awaitable<bool> HttpSession::answer() {
+  if (refusal_) {
+    HttpResponse response = response_of(*refusal_);
+    if (response.status == 405) {
+      response.extra_headers = "Allow: " + std::string(allowed_methods(route_)) + "\r\n";
     }
-    HttpResponse response = response_of(http_error(405, "method_not_allowed", "Use POST here."));
-    response.extra_headers = "Allow: POST\r\n";
     co_return co_await send(std::move(response));
   }
-  HttpResponse response = answer_get(path);
-  const bool is_get = request.method() == http::verb::get || is_head_;
-  if (response.status != 404 && !is_get) {
-    response = response_of(http_error(405, "method_not_allowed", "Use GET here."));
-    response.extra_headers = "Allow: GET, HEAD\r\n";
+  if (parser_.request().method == HttpMethod::options) {
+    const bool is_cors = !server_.config().cors_origins.empty();
+    co_return co_await send(options_response(route_, is_cors));
   }
-  co_return co_await send(std::move(response));
+  if (route_ == Route::completions) co_return co_await answer_generation(Endpoint::completions);
+  if (route_ == Route::chat_completions) {
+    co_return co_await answer_generation(Endpoint::chat_completions);
+  }
+  co_return co_await send(server_.answer_get(route_, parser_.request().path));
 }
 
-HttpResponse HttpSession::answer_get(std::string_view path) const {
-  if (path == "/health") return health_response();
-  if (path == "/v1/models") return models_response();
-  if (path == "/metrics") {
-    return {.content_type = "text/plain; version=0.0.4; charset=utf-8",
-            .body = server_.pipeline().prometheus_text()};
-  }
-  if (path == "/" && server_.config().serves_chat_page) {
-    return {.content_type = "text/html; charset=utf-8",
-            .body = std::string(chat_page()),
-            .extra_headers = std::string(kPageHeaders)};
-  }
-  const std::string& model = server_.config().model_name;
-  if (path.starts_with("/v1/models/")) {
-    const std::string name =
-        percent_decoded(path.substr(11));  // "owner/model" comes as owner%2Fmodel
-    if (name == model) {
-      std::string body = models_response().body;  // {"object":"list","data":[{...}]}
-      const size_t begin = body.find('[') + 1;
-      return {.body = body.substr(begin, body.rfind(']') - begin)};
-    }
-    return response_of(
-        http_error(404, "model_not_found", "The model '" + printable(name) + "' does not exist."));
-  }
-  return response_of(http_error(404, "not_found", "No such path: " + printable(path)));
-}
-
-HttpResponse HttpSession::health_response() const {
-  const Health health = server_.pipeline().health();
-  const bool is_healthy = health == Health::serving && !server_.is_stopping();
-  const char* name = server_.is_stopping() ? "stopping" : health_name(health);
-  return {.status = is_healthy ? 200 : 503, .body = std::string("{\"status\":\"") + name + "\"}"};
-}
-
-HttpResponse HttpSession::models_response() const {
-  std::string body = "{\"object\":\"list\",\"data\":[{\"id\":\"";
-  append_json_escaped(server_.config().model_name, body);
-  body += "\",\"object\":\"model\",\"created\":" + std::to_string(server_.started_at_s());
-  body += ",\"owned_by\":\"blink\",\"max_model_len\":";
-  body += std::to_string(server_.pipeline().ring_sizes().max_seqlen) + "}]}";
-  return {.body = std::move(body)};
-}
-
-asio::awaitable<bool> HttpSession::answer_generation(Endpoint endpoint, const Request& request) {
+asio::awaitable<bool> HttpSession::answer_generation(Endpoint endpoint) {
   GenerationPipeline& pipeline = server_.pipeline();
-  if (!is_json_or_missing(view(request[http::field::content_type]))) {
-    co_return co_await send_error(http_error(415, "unsupported_media_type",
-                                             "Send the body as 'Content-Type: application/json'."));
-  }
+  const HttpServer::RequestSlot counted(server_);
+  if (auto error = server_.refusal_of_load()) co_return co_await send_error(*error);
   const RequestLimits limits = pipeline.request_limits();
-  auto parsed = parse_generation_request(endpoint, request.body(), limits);
+  auto parsed = parse_generation_request(endpoint, parser_.body(), limits);
   if (const auto* error = std::get_if<ApiError>(&parsed)) co_return co_await send_error(*error);
   auto& wanted = std::get<GenerationRequest>(parsed);
   if (!wanted.model.empty() && wanted.model != server_.config().model_name) {
@@ -277,9 +247,7 @@ asio::awaitable<bool> HttpSession::answer_generation(Endpoint endpoint, const Re
     co_await asio::post(asio::bind_executor(server_.io(), asio::use_awaitable));
   }
   if (failure) co_return co_await send_error(*failure);
-  if (server_.is_stopping()) {
-    co_return co_await send_error(server_error(503, "stopping", "The server is stopping."));
-  }
+  if (auto error = server_.refusal_of_load()) co_return co_await send_error(*error);
   auto submitted = pipeline.submit(wanted);
   if (const auto* error = std::get_if<ApiError>(&submitted)) co_return co_await send_error(*error);
   co_return co_await send_output(std::move(std::get<std::shared_ptr<Generation>>(submitted)));
@@ -294,17 +262,26 @@ asio::awaitable<bool> HttpSession::send_output(std::shared_ptr<Generation> gener
     bool is_complete = false;
     ~Guard() {
       generation.waiter = nullptr;
+      session.is_generating_ = false;
       if (!is_complete) generation.is_abort_requested.store(true, std::memory_order_relaxed);
-      error_code ignored;
-      session.stream_.socket().cancel(ignored);  // the disconnect watch
+      session.log_tokens(generation);
     }
   } guard{*this, *generation};
   generation->waiter = this;
   has_signal_ = true;  // the output may have come before the waiter was set
-  watch_for_disconnect();
+  is_generating_ = true;
+  is_client_gone_ = is_overdue_ = false;
+  generation_deadline_ = begun_at_ + milliseconds(server_.config().request_timeout_ms);
   bool is_first = true;
   while (true) {
-    if (!co_await wait_for_output(*generation)) co_return false;
+    if (!co_await wait_for_output()) {
+      if (is_overdue_ && is_first) {
+        co_return co_await send_error(
+            server_error(504, "timeout", "The request took longer than this server allows."));
+      }
+      if (is_first) entry_.status = kClientGone;
+      co_return false;
+    }
     bool is_complete = false;
     std::optional<ApiError> failure;
     written_.clear();
@@ -327,69 +304,82 @@ asio::awaitable<bool> HttpSession::send_output(std::shared_ptr<Generation> gener
     if (written_.empty() && !is_complete) continue;
     if (!co_await send_chunk(written_, is_first, is_complete)) co_return false;
     is_first = false;
-    if (is_complete) co_return version_ != 10;
+    if (is_complete) {
+      entry_.is_complete = true;
+      co_return parser_.request().version != 10;
+    }
   }
 }
 
-// False: the client has gone.
-asio::awaitable<bool> HttpSession::wait_for_output(Generation&) {
+// False: the client has gone, or its time is over.
+asio::awaitable<bool> HttpSession::wait_for_output() {
   error_code ignored;
-  while (!has_signal_ && !is_disconnected_) co_await signal_.async_wait(with_error(ignored));
+  while (!has_signal_) {
+    co_await signal_.async_wait(asio::redirect_error(asio::use_awaitable, ignored));
+  }
   has_signal_ = false;
-  co_return !is_disconnected_;
-}
-
-// A readable socket while we answer: closed by the client, or its next request (left where it is).
-void HttpSession::watch_for_disconnect() {
-  stream_.socket().async_wait(
-      asio::ip::tcp::socket::wait_read, [weak = weak_from_this()](error_code code) {
-        const auto self = weak.lock();
-        if (code || !self || !self->stream_.socket().is_open()) return;
-        char byte;
-        const ssize_t count =
-            ::recv(self->stream_.socket().native_handle(), &byte, 1, MSG_PEEK | MSG_DONTWAIT);
-        if (count > 0 || (count < 0 && (errno == EAGAIN || errno == EINTR))) return;
-        self->is_disconnected_ = true;
-        self->wake();
-      });
+  co_return !is_client_gone_ && !is_overdue_;
 }
 
 // One write for head, chunk framing and bytes.
-asio::awaitable<bool> HttpSession::send_chunk(std::string& bytes, bool is_first, bool is_last) {
-  std::string before;
+asio::awaitable<bool> HttpSession::send_chunk(const std::string& bytes, bool is_first,
+                                              bool is_last) {
+  std::string& out = connection_.to_send();
+  const bool is_chunked = parser_.request().version != 10;
   if (is_first) {
-    before = head_of_stream(version_, keeps_alive_);
-    server_.pipeline().metrics().count_response(200);
+    append_stream_head(head_context(), out);
+    server_.http_metrics().count_response(200);
+    entry_.status = 200;
   }
-  std::string_view after;
-  if (version_ != 10) {
-    if (!bytes.empty()) before += chunk_head(bytes.size());
-    after = is_last ? (bytes.empty() ? "0\r\n\r\n" : "\r\n0\r\n\r\n") : "\r\n";
-  }
-  const std::array<asio::const_buffer, 3> buffers = {asio::buffer(before), asio::buffer(bytes),
-                                                     asio::buffer(after)};
-  error_code code;
-  stream_.expires_after(std::chrono::milliseconds(server_.config().write_timeout_ms));
-  co_await asio::async_write(stream_, buffers, with_error(code));
-  stream_.expires_never();
-  co_return !code;
+  if (is_chunked && !bytes.empty()) append_chunk_head(bytes.size(), out);
+  out += bytes;
+  if (is_chunked && !bytes.empty()) out += "\r\n";
+  if (is_chunked && is_last) out += "0\r\n\r\n";
+  return send_bytes();
 }
 
 asio::awaitable<bool> HttpSession::send_error(const ApiError& error) {
-  co_return co_await send(response_of(error));
+  return send(response_of(error));
 }
 
 asio::awaitable<bool> HttpSession::send(HttpResponse response) {
-  server_.pipeline().metrics().count_response(response.status);
-  const std::string head = head_of_response(response, version_, keeps_alive_);
-  if (is_head_) response.body.clear();
-  const std::array<asio::const_buffer, 2> buffers = {asio::buffer(head),
-                                                     asio::buffer(response.body)};
-  error_code code;
-  stream_.expires_after(std::chrono::milliseconds(server_.config().write_timeout_ms));
-  co_await asio::async_write(stream_, buffers, with_error(code));
-  stream_.expires_never();
-  co_return !code;
+  server_.http_metrics().count_response(response.status);
+  entry_.status = response.status;
+  std::string& out = connection_.to_send();
+  append_head(response, head_context(), out);
+  if (parser_.request().method != HttpMethod::head) out += response.body;
+  entry_.is_complete = co_await send_bytes();
+  co_return entry_.is_complete;
+}
+
+asio::awaitable<bool> HttpSession::send_bytes() {
+  entry_.num_sent_bytes += connection_.to_send().size();
+  return connection_.send(milliseconds(server_.config().write_timeout_ms));
+}
+
+HeadContext HttpSession::head_context() {
+  if (request_id_.empty()) server_.make_request_id(request_id_);
+  if (is_stopping_ || server_.is_stopping()) keeps_alive_ = false;
+  return {parser_.request().version, keeps_alive_, request_id_, server_.date(), cors_headers_};
+}
+
+// What of a generation belongs into the log; its detokenizer may still be at work.
+void HttpSession::log_tokens(const Generation& generation) {
+  entry_.has_tokens = true;
+  entry_.num_prompt_tokens = generation.num_prompt_tokens;
+  entry_.num_output_tokens = generation.num_seen_tokens.load(std::memory_order_relaxed);
+  entry_.ttft_ns = generation.ttft_ns.load(std::memory_order_relaxed);
+}
+
+void HttpSession::log_request() {
+  AccessLog* log = server_.access_log();
+  if (log == nullptr) return;
+  if (request_id_.empty()) server_.make_request_id(request_id_);
+  entry_.id = request_id_;
+  entry_.method = parser_.has_head() ? name_of_method(parser_.request().method) : "-";
+  entry_.e2e_ns = ns_since(begun_at_);
+  entry_.num_received_bytes = parser_.body().size();
+  log->add(entry_);
 }
 
 }  // namespace blink

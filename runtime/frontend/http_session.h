@@ -1,20 +1,21 @@
-// One connection: reads requests, routes them, writes responses and streams. Network thread only.
+// One connection's requests: reads, routes, answers, logs. Network thread only.
 #ifndef BLINK_FRONTEND_HTTP_SESSION_H
 #define BLINK_FRONTEND_HTTP_SESSION_H
 
 #include <memory>
+#include <optional>
 #include <string>
 
 #include <boost/asio/awaitable.hpp>
 #include <boost/asio/ip/tcp.hpp>
 #include <boost/asio/steady_timer.hpp>
-#include <boost/beast/core/flat_buffer.hpp>
-#include <boost/beast/core/tcp_stream.hpp>
-#include <boost/beast/http/parser.hpp>
-#include <boost/beast/http/string_body.hpp>
 
+#include "frontend/access_log.h"
 #include "frontend/generation.h"
+#include "frontend/http_connection.h"
 #include "frontend/http_message.h"
+#include "frontend/http_request.h"
+#include "frontend/http_routes.h"
 #include "frontend/request_parser.h"
 
 namespace blink {
@@ -23,49 +24,71 @@ class HttpServer;
 
 class HttpSession final : public OutputWaiter, public std::enable_shared_from_this<HttpSession> {
  public:
-  HttpSession(boost::asio::ip::tcp::socket socket, HttpServer& server);
+  // `peer_key`: what the connection counts as where addresses have a limit.
+  HttpSession(boost::asio::ip::tcp::socket socket, HttpServer& server, std::string peer_key);
   ~HttpSession() override;
 
-  void start();
+  // `peer`: the client's address, for the log.
+  void start(std::string_view peer);
   // Ends the connection: at once when idle, else after the running response.
   void stop();
   void wake() override;
 
+  // The server's housekeeping: ends what is past its deadline.
+  void expire(Clock::time_point now);
+  // A generation runs, and only the socket can tell whether the client is still there.
+  bool is_generating() const { return is_generating_; }
+  int native_handle() { return connection_.native_handle(); }
+  void on_client_gone();
+  const std::string& peer_key() const { return peer_key_; }
+
  private:
-  using Parser = boost::beast::http::request_parser<boost::beast::http::string_body>;
-  using Request = boost::beast::http::request<boost::beast::http::string_body>;
   template <typename T>
   using Awaitable = boost::asio::awaitable<T>;
 
   Awaitable<void> run();
   Awaitable<bool> serve_one();
-  Awaitable<bool> read_request(Parser& parser);
-  Awaitable<bool> answer_read_error(boost::beast::error_code code, const Parser& parser);
-  Awaitable<bool> answer(const Request& request);
-  Awaitable<bool> answer_generation(Endpoint endpoint, const Request& request);
+  Awaitable<bool> read_request();
+  Awaitable<bool> answer_read_failure();
+  Awaitable<bool> answer();
+  Awaitable<bool> answer_generation(Endpoint endpoint);
   Awaitable<bool> send_output(std::shared_ptr<Generation> generation);
-  Awaitable<bool> send_chunk(std::string& bytes, bool is_first, bool is_last);
+  Awaitable<bool> send_chunk(const std::string& bytes, bool is_first, bool is_last);
   Awaitable<bool> send(HttpResponse response);
   Awaitable<bool> send_error(const ApiError& error);
-  Awaitable<bool> wait_for_output(Generation& generation);
+  Awaitable<bool> send_bytes();
+  Awaitable<bool> wait_for_output();
 
-  HttpResponse answer_get(std::string_view path) const;
-  HttpResponse health_response() const;
-  HttpResponse models_response() const;
-  void watch_for_disconnect();
+  void begin_request();
+  void judge_head();
+  bool holds_body_limit();
+  HeadContext head_context();
+  void log_tokens(const Generation& generation);
+  void log_request();
 
   HttpServer& server_;
-  boost::beast::tcp_stream stream_;
-  boost::beast::flat_buffer buffer_;
+  const std::string peer_key_;
+  HttpConnection connection_;
+  HttpRequestParser parser_;
   boost::asio::steady_timer signal_;  // never expires; cancelling it wakes the coroutine
   bool has_signal_ = false;
-  bool is_disconnected_ = false;
+  bool is_client_gone_ = false;
   bool is_idle_ = true;
+  bool is_first_ = true;  // request of the connection
   bool is_stopping_ = false;
+  bool is_generating_ = false;
+  bool is_overdue_ = false;
+  Clock::time_point generation_deadline_;
   // Of the request being answered.
-  unsigned version_ = 11;
+  Clock::time_point begun_at_;
+  Route route_ = Route::unknown;
   bool keeps_alive_ = true;
-  bool is_head_ = false;
+  bool is_head_judged_ = false;
+  std::optional<ApiError> refusal_;
+  std::string request_id_;
+  std::string cors_headers_;
+  size_t num_counted_bytes_ = 0;  // of the body, in the server's sum
+  AccessLogEntry entry_;
   std::string written_;  // the bytes being sent; its capacity is reused
 };
 

@@ -94,28 +94,10 @@ void Histogram::append_samples(std::string_view name, std::string_view label,
   append_value(std::string(name) + "_count", labels, static_cast<double>(cumulative), out);
 }
 
-void Metrics::count_response(int http_status) {
-  for (size_t i = 0; i < kStatuses.size(); ++i) {
-    if (kStatuses[i] == http_status) {
-      responses[i].add();
-      return;
-    }
-  }
-  other_responses.add();
-}
-
 std::string Metrics::prometheus_text(const blink_ring_header* header, bool is_healthy) const {
   std::string out;
   append_metric("blink_healthy", "gauge", "1 while the scheduler's heart beats", is_healthy ? 1 : 0,
                 out);
-  append_header("blink_http_responses_total", "counter", "HTTP responses by status", out);
-  for (size_t i = 0; i < kStatuses.size(); ++i) {
-    const std::string label = "{status=\"" + std::to_string(kStatuses[i]) + "\"}";
-    append_value("blink_http_responses_total", label, static_cast<double>(responses[i].value()),
-                 out);
-  }
-  append_value("blink_http_responses_total", "{status=\"other\"}",
-               static_cast<double>(other_responses.value()), out);
   const auto gauge = [](const std::atomic<int64_t>& value) {
     return static_cast<double>(value.load(std::memory_order_relaxed));
   };

@@ -68,10 +68,6 @@ struct StepHistograms {
 };
 
 struct Metrics {
-  static constexpr std::array<int, 14> kStatuses = {200, 400, 401, 404, 405, 408, 411,
-                                                    413, 415, 429, 431, 500, 501, 503};
-  std::array<Counter, kStatuses.size()> responses;  // by HTTP status
-  Counter other_responses;
   Counter connections_accepted;
   Counter connections_refused;  // over max_connections
   std::atomic<int64_t> connections_open{0};
@@ -90,7 +86,6 @@ struct Metrics {
   std::array<StepHistograms, 2> steps;  // by BLINK_GRAPH_*
   Counter steps_missed;                 // trace records that were overwritten before they were read
 
-  void count_response(int http_status);
   // `header` null: the ring could not be read.
   std::string prometheus_text(const blink_ring_header* header, bool is_healthy) const;
 };

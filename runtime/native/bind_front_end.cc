@@ -30,11 +30,20 @@ void set_field(FrontEndConfig& config, const std::string& name, nb::handle value
   BLINK_FIELD(port)
   BLINK_FIELD(model_name)
   BLINK_FIELD(api_keys)
+  BLINK_FIELD(api_key_file)
+  BLINK_FIELD(tls_certificate)
+  BLINK_FIELD(tls_key)
+  BLINK_FIELD(access_log)
+  BLINK_FIELD(cors_origins)
   BLINK_FIELD(eos_token_ids)
   BLINK_FIELD(front_end_index)
   BLINK_FIELD(has_chat_template)
   BLINK_FIELD(serves_chat_page)
   BLINK_FIELD(max_connections)
+  BLINK_FIELD(max_connections_per_address)
+  BLINK_FIELD(max_requests)
+  BLINK_FIELD(max_headers)
+  BLINK_FIELD(max_total_body_bytes)
   BLINK_FIELD(max_header_bytes)
   BLINK_FIELD(max_body_bytes)
   BLINK_FIELD(max_json_depth)
@@ -45,6 +54,7 @@ void set_field(FrontEndConfig& config, const std::string& name, nb::handle value
   BLINK_FIELD(body_timeout_ms)
   BLINK_FIELD(idle_timeout_ms)
   BLINK_FIELD(write_timeout_ms)
+  BLINK_FIELD(request_timeout_ms)
   BLINK_FIELD(num_prepare_threads)
   BLINK_FIELD(inline_prompt_bytes)
   BLINK_FIELD(min_poll_interval_us)
@@ -149,6 +159,10 @@ void bind_front_end(nb::module_& module) {
             self.get().stop(std::chrono::milliseconds(static_cast<int64_t>(patience_s * 1000)));
           },
           "patience_s"_a = 0.0, nb::call_guard<nb::gil_scoped_release>())
+      .def(
+          "reload", [](PythonFrontEnd& self) { self.get().reload(); },
+          nb::call_guard<nb::gil_scoped_release>(),
+          "Read keys and certificate again, open the log anew; RuntimeError: the old ones stay.")
       .def_prop_ro("port", [](PythonFrontEnd& self) { return self.get().port(); })
       .def_prop_ro("health", [](PythonFrontEnd& self) { return health_name(self.get().health()); })
       .def("stats", &PythonFrontEnd::stats);

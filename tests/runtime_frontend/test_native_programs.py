@@ -10,7 +10,13 @@ import pytest
 
 from .native_build import build_program
 
-PROGRAMS = ["transport_conformance", "step_trace_test", "frontend_unit", "frontend_load"]
+PROGRAMS = [
+    "transport_conformance",
+    "step_trace_test",
+    "frontend_unit",
+    "frontend_http",
+    "frontend_load",
+]
 
 
 @pytest.mark.timeout(1200)

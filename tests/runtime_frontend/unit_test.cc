@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "check.h"
-#include "frontend/http_message.h"
 #include "frontend/metrics.h"
 #include "frontend/request_parser.h"
 #include "frontend/response_writer.h"
@@ -123,26 +122,6 @@ TEST(error_json_has_nulls_for_what_is_not_known) {
                           "\"param\":null,\"code\":\"c\"}}"));
 }
 
-// ---- HTTP
-// ------------------------------------------------------------------------------------------
-
-TEST(api_keys) {
-  const std::vector<std::string> keys = {"one", "twotwo"};
-  CHECK(has_valid_key("anything", {}));
-  CHECK(has_valid_key("Bearer one", keys));
-  CHECK(has_valid_key("BEARER twotwo", keys));
-  for (const char* bad : {"", "Bearer", "Bearer ", "Bearer on", "Bearer oneone", "Bearer two",
-                          "one", "Bearer  one", "Bearer one ", "Basic one"}) {
-    CHECK(!has_valid_key(bad, keys));
-  }
-}
-
-TEST(chunk_heads) {
-  CHECK_EQUAL(chunk_head(1), std::string("1\r\n"));
-  CHECK_EQUAL(chunk_head(255), std::string("ff\r\n"));
-  CHECK_EQUAL(chunk_head(0x12345), std::string("12345\r\n"));
-}
-
 // ---- slot tracker
 // ----------------------------------------------------------------------------------
 
@@ -190,7 +169,7 @@ TEST(slot_tracker_hands_out_each_free_slot_once) {
 // ---------------------------------------------------------------------------------------
 
 TEST(histogram_counts) {
-  Histogram histogram;
+  TimeHistogram histogram(kRequestBounds);
   histogram.observe_ns(400'000);
   histogram.observe_ns(3'000'000, 4);
   histogram.observe_ns(1'000'000'000'000);

@@ -1,0 +1,180 @@
+"""TLS: versions, clients, reload, and what is not TLS."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from .certificates import Certificate, make_certificate
+from .fake_server import STALL, FrontEnd, Server, wait_for
+from .test_http import post, receive_all, split_response
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
+    return make_certificate(tmp_path_factory.mktemp("tls"), "first")
+
+
+@pytest.fixture(scope="module")
+def secure(make_server: Callable[..., Server], certificate: Certificate) -> Server:
+    return make_server(
+        owner={"stall_us": 500_000},
+        tls_certificate=str(certificate.certificate),
+        tls_key=str(certificate.key),
+        api_keys=("secret",),
+        header_timeout_ms=1000,
+    )
+
+
+def context_for(certificate: Certificate) -> ssl.SSLContext:
+    return ssl.create_default_context(cafile=str(certificate.certificate))
+
+
+def client_for(server: Server, certificate: Certificate) -> httpx.Client:
+    return httpx.Client(
+        base_url=server.front_end.url,
+        verify=context_for(certificate),
+        headers={"Authorization": "Bearer secret"},
+        timeout=60,
+    )
+
+
+def open_tls(server: Server, context: ssl.SSLContext) -> ssl.SSLSocket:
+    plain = socket.create_connection(("127.0.0.1", server.front_end.port), timeout=20)
+    return context.wrap_socket(plain, server_hostname="127.0.0.1")
+
+
+def test_httpx_and_keep_alive(secure: Server, certificate: Certificate) -> None:
+    assert secure.front_end.url.startswith("https://")
+    with client_for(secure, certificate) as client:
+        for i in range(5):
+            answer = client.post("/v1/completions", json={"prompt": f"hello {i}", "max_tokens": 50})
+            assert answer.json()["choices"][0]["text"] == f"hello {i}"
+        long = client.post("/v1/completions", json={"prompt": "y" * 2000, "max_tokens": 48})
+        assert long.json()["choices"][0]["text"] == "y" * 48
+        large = client.post("/v1/completions", content=b" " * 300_000)
+        assert large.json()["error"]["code"] == "invalid_json"
+        assert client.get("/").text.rstrip().endswith("</html>")
+    wait_for(lambda: secure.front_end.stats()["connections_open"] == 0, "connections to end")
+
+
+def test_openai_client(secure: Server, certificate: Certificate) -> None:
+    openai = pytest.importorskip("openai")
+    http = openai.DefaultHttpxClient(verify=context_for(certificate))
+    url = f"{secure.front_end.url}/v1"
+    with openai.OpenAI(base_url=url, api_key="secret", http_client=http, max_retries=0) as client:
+        messages: Any = [{"role": "user", "content": "over TLS"}]
+        chunks = client.chat.completions.create(model="fake", messages=messages, stream=True)
+        assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == "over TLS"
+
+
+@pytest.mark.parametrize("version", ["TLSv1_2", "TLSv1_3"])
+def test_new_versions(secure: Server, certificate: Certificate, version: str) -> None:
+    context = context_for(certificate)
+    context.minimum_version = context.maximum_version = ssl.TLSVersion[version]
+    context.set_alpn_protocols(["h2", "http/1.1"])
+    with open_tls(secure, context) as connection:
+        assert connection.version() == version.replace("_", ".")
+        assert connection.selected_alpn_protocol() == "http/1.1"
+        name = connection.cipher()[0].replace("-", "_")
+        assert name.endswith(("GCM_SHA256", "GCM_SHA384", "CHACHA20_POLY1305_SHA256"))
+        request = post(extra="Authorization: Bearer secret\r\n")
+        for byte in request[:80]:
+            connection.send(bytes([byte]))  # a record each
+        connection.sendall(request[80:])
+        assert split_response(receive_all(connection))[0] == 200  # and a clean end of TLS
+
+
+@pytest.mark.filterwarnings("ignore:ssl.TLSVersion")
+def test_old_versions_and_weak_ciphers_are_refused(
+    secure: Server, certificate: Certificate
+) -> None:
+    old = context_for(certificate)
+    old.set_ciphers("ALL:@SECLEVEL=0")
+    old.minimum_version = ssl.TLSVersion.TLSv1
+    old.maximum_version = ssl.TLSVersion.TLSv1_1
+    weak = context_for(certificate)
+    weak.maximum_version = ssl.TLSVersion.TLSv1_2
+    weak.set_ciphers("AES128-SHA:ECDHE-ECDSA-AES128-SHA")
+    for context in (old, weak):
+        with pytest.raises((ssl.SSLError, ConnectionError)):
+            open_tls(secure, context)
+
+
+def test_what_is_not_tls_is_cut_off(secure: Server, certificate: Certificate) -> None:
+    before = failures(secure, certificate)
+    for sent in (post(), b"\x16\x03\x01\x00\x05hello", bytes(3000), b""):
+        with socket.create_connection(("127.0.0.1", secure.front_end.port), timeout=20) as plain:
+            plain.sendall(sent)
+            data = receive_all(plain)
+            assert b"HTTP" not in data
+    assert failures(secure, certificate) - before == 4
+
+
+def failures(server: Server, certificate: Certificate) -> int:
+    with client_for(server, certificate) as client:
+        text = client.get("/metrics").text
+    line = next(x for x in text.splitlines() if x.startswith("blink_tls_failures_total "))
+    return int(line.split()[1])
+
+
+def test_client_that_leaves_frees_its_slot(secure: Server, certificate: Certificate) -> None:
+    # The end of TLS stands in the socket like a request would; the end behind it is seen.
+    body = b'{"prompt": [65, %d], "max_tokens": 2000, "ignore_eos": true}' % STALL
+    connection = open_tls(secure, context_for(certificate))
+    connection.sendall(post(body, extra="Authorization: Bearer secret\r\n"))
+    wait_for(lambda: bool(secure.ring.slots()), "the request to be in the ring")
+    connection.unwrap().close() if connection.version() == "TLSv1.2" else connection.close()
+    secure.wait_until_empty()
+    assert secure.front_end.stats()["requests_aborted"] >= 1
+
+
+def test_reload_takes_a_new_certificate(make_server: Callable[..., Server], tmp_path: Path) -> None:
+    first = make_certificate(tmp_path, "server")
+    server = make_server(tls_certificate=str(first.certificate), tls_key=str(first.key))
+    old_context = context_for(first)
+    held = open_tls(server, old_context)
+    make_certificate(tmp_path, "server", algorithm="rsa:2048")
+    server.front_end.reload()
+    with pytest.raises(ssl.SSLCertVerificationError):
+        open_tls(server, old_context)
+    with open_tls(server, context_for(first)) as connection:
+        connection.sendall(post())
+        assert split_response(receive_all(connection))[0] == 200
+    with held:  # what began under the old one goes on
+        held.sendall(post())
+        assert split_response(receive_all(held))[0] == 200
+    first.key.write_text("gone", encoding="utf-8")
+    with pytest.raises(RuntimeError, match=r"TLS key .*server\.key"):
+        server.front_end.reload()
+    with open_tls(server, context_for(first)) as connection:
+        connection.sendall(post())
+        assert split_response(receive_all(connection))[0] == 200
+
+
+def test_bad_files_are_named_at_the_start(
+    make_server: Callable[..., Server], certificate: Certificate, tmp_path: Path
+) -> None:
+    other = make_certificate(tmp_path, "other")
+    encrypted = tmp_path / "encrypted.key"
+    encrypted.write_text(
+        "-----BEGIN ENCRYPTED PRIVATE KEY-----\nAAAA\n-----END ENCRYPTED PRIVATE KEY-----\n"
+    )
+    for key in (other.key, encrypted, tmp_path / "missing"):
+        with pytest.raises(RuntimeError, match=f"TLS key {key}"):
+            make_server(tls_certificate=str(certificate.certificate), tls_key=str(key))
+    with pytest.raises(RuntimeError, match="TLS certificate"):
+        make_server(tls_certificate=str(other.key), tls_key=str(other.key))
+    with pytest.raises(ValueError, match="need each other"):
+        make_server(tls_certificate=str(certificate.certificate))
+
+
+def test_a_front_end_says_its_scheme(secure: Server) -> None:
+    assert isinstance(secure.front_end, FrontEnd)
+    assert secure.front_end.url == f"https://127.0.0.1:{secure.front_end.port}"
