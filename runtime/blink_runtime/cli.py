@@ -35,29 +35,6 @@ def main() -> None:
 @click.option("--port", default=8000, show_default=True, help="Port; 0 takes any free one.")
 @click.option("--api-key", "api_keys", multiple=True, help="Ask for this key; may be repeated.")
 @click.option(
-    "--api-key-file",
-    type=click.Path(path_type=Path),
-    help='File with a key, or "NAME KEY", in each line; read again on SIGHUP.',
-)
-@click.option(
-    "--tls-cert", type=click.Path(path_type=Path), help="PEM, with its chain; read again on SIGHUP."
-)
-@click.option("--tls-key", type=click.Path(path_type=Path), help="PEM, not encrypted.")
-@click.option(
-    "--cors-origin",
-    "cors_origins",
-    multiple=True,
-    help="Origin whose pages may use the server, or *; may be repeated.",
-)
-@click.option(
-    "--access-log", default="", help="File for a line of JSON a request; - is standard output."
-)
-@click.option("--max-connections", default=1024, show_default=True)
-@click.option("--max-connections-per-address", default=0, help="0: no such limit.")
-@click.option(
-    "--request-timeout", default=3600.0, show_default=True, help="Seconds for a whole request."
-)
-@click.option(
     "--threads", default=0, help="Threads of the cpu target; 0: all that this process may use."
 )
 @click.option("--no-golden", is_flag=True, help="Skip the golden prompt at start.")
@@ -69,10 +46,11 @@ def main() -> None:
 )
 @click.option(
     "--scheduler",
-    type=click.Choice(["chained", "persistent", "host"]),
+    type=click.Choice(["chained", "persistent", "host", "auto"]),
     default="chained",
     show_default=True,
-    help="Who launches the next graph on a GPU: the last node of each, a resident block, the host.",
+    help="Who launches the next graph on a GPU: the last node of each, a resident block, the host; "
+    "auto measures once and remembers.",
 )
 @click.option("--drain", default=10.0, show_default=True, help="Seconds for requests on SIGTERM.")
 def run(
@@ -80,14 +58,6 @@ def run(
     host: str,
     port: int,
     api_keys: tuple[str, ...],
-    api_key_file: Path | None,
-    tls_cert: Path | None,
-    tls_key: Path | None,
-    cors_origins: tuple[str, ...],
-    access_log: str,
-    max_connections: int,
-    max_connections_per_address: int,
-    request_timeout: float,
     threads: int,
     no_golden: bool,
     weights_from: tuple[Path, ...],
@@ -101,14 +71,6 @@ def run(
         host=host,
         port=port,
         api_keys=api_keys,
-        api_key_file=api_key_file,
-        tls_certificate=tls_cert,
-        tls_key=tls_key,
-        cors_origins=cors_origins,
-        access_log=access_log,
-        max_connections=max_connections,
-        max_connections_per_address=max_connections_per_address,
-        request_timeout_s=request_timeout,
         num_threads=threads,
         checks_golden=not no_golden,
         weights_from=weights_from,

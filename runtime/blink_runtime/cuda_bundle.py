@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from blink_runtime.cuda_driver import Context, MappedBuffer, Module
-from blink_runtime.cuda_target import CudaFiles, CudaTarget, fill_random
+from blink_runtime.cuda_target import PLACEMENTS, CudaFiles, CudaTarget, fill_random
 from blink_runtime.device_launch import check_launches
 from blink_runtime.load_cache import LoadCache
 from blink_runtime.weight_upload import WeightUpload
@@ -88,14 +88,31 @@ def open_cache(bundle: Bundle, context: Context) -> LoadCache:
     return LoadCache(bundle.manifest, spec.name, spec.driver_version, library_version())
 
 
-def choose_placement(asked: str, scheduler: bytes, say: Callable[[str], None]) -> str:
+def choose_placement(
+    asked: str, files: CudaFiles, plan: CapturePlan, context: Context, cache: LoadCache,
+    say: Callable[[str], None],
+) -> str:  # fmt: skip
     """Return the placement to take: what was asked for, or `host` where the GPU cannot launch.
 
-    Args:
-        scheduler: the cubin, which holds the self-test's kernels.
+    `auto` is what was fastest when it was first asked for on this machine.
     """
     if asked == "host":
         return asked
+    if not _can_launch(files.scheduler, say):
+        return "host"
+    if asked != "auto":
+        return asked
+    chosen = cache.placement()
+    if chosen not in PLACEMENTS:
+        from blink_runtime.choose_scheduler import choose_scheduler
+
+        chosen = choose_scheduler(files, plan, context, say)
+        cache.update(placement=chosen)
+    return chosen
+
+
+def _can_launch(scheduler: bytes, say: Callable[[str], None]) -> bool:
+    """Run the self-test, whose kernels the scheduler's cubin holds; say so where it fails."""
     module = Module(scheduler, "the launch self-test")
     try:
         check_launches(module)
@@ -104,10 +121,10 @@ def choose_placement(asked: str, scheduler: bytes, say: Callable[[str], None]) -
             f"notice: this GPU does not launch graphs by itself ({error.message}); "
             "taking the host placement: slower, and it needs a host core"
         )
-        return "host"
+        return False
     finally:
         module.close()
-    return asked
+    return True
 
 
 def load_cuda_target(
@@ -131,13 +148,14 @@ def load_cuda_target(
     check_versions(bundle, context)
     cache = open_cache(bundle, context)
     files = read_files(bundle, cache.algorithms(), architecture)
+    plan = read_plan(bundle)
     target = CudaTarget(
         files=files,
-        plan=read_plan(bundle),
+        plan=plan,
         ring_address=ring.address,
         ring_bytes=ring.num_bytes,
         fill_weights=partial(fill_weights, bundle, weights_from, say),
-        placement=choose_placement(placement, files.scheduler, say),
+        placement=choose_placement(placement, files, plan, context, cache, say),
         context=context,
         progress=say,
     )

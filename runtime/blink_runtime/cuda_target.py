@@ -27,7 +27,7 @@ from blink_runtime.tensorrt_engines import TensorRtEngines
 from blinkc.errors import BlinkError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
     from types import TracebackType
 
     from blinkc.capture.grid import GraphKey
@@ -81,6 +81,7 @@ class CudaTarget:
         ring_address: device address of the ring.
         fill_weights: puts every weight at its address; gets the target.
         placement: one of `PLACEMENTS`; "none" captures graphs without a scheduler, for benchmarks.
+        only_keys: capture these alone; a step that wants another one fails. Default: all.
 
     Raises:
         BlinkError: the GPU does not fit, memory runs out, or a graph cannot be instantiated.
@@ -97,6 +98,7 @@ class CudaTarget:
         placement: str = "chained",
         context: Context | None = None,
         progress: Callable[[str], None] = lambda text: None,
+        only_keys: Collection[GraphKey] | None = None,
     ) -> None:
         os.environ.setdefault("CUDA_MODULE_LOADING", "EAGER")
         self.plan = plan
@@ -136,8 +138,10 @@ class CudaTarget:
             self.engines,
         )
         started = time.monotonic()
+        self._wanted = set(plan.keys if only_keys is None else only_keys)
         for key in plan.keys:
-            self.steps.tune(key, self.stream)
+            if key in self._wanted:
+                self.steps.tune(key, self.stream)
         self.stream.synchronize()
         tune_s = time.monotonic() - started
         self._state: DeviceBuffer | None = None
@@ -198,7 +202,7 @@ class CudaTarget:
                 f"{self.context.free_bytes() >> 20} MiB are free on the GPU",
                 hint="give --num-kv-pages, or free the GPU",
             )
-        weights = self._new(weight_bytes, "weights")
+        weights = self._weights = self._new(weight_bytes, "weights")
         kv = [self._new(size, "the KV cache") for size in kv_bytes]
         for buffer in kv:
             buffer.fill(0)
@@ -209,6 +213,10 @@ class CudaTarget:
             weights=tuple(weights.address + offset for offset in offsets),
             kv_layers=tuple(buffer.address for buffer in kv),
         )
+
+    def clear_weights(self) -> None:
+        """Make every weight zero: enough to measure with."""
+        self._weights.fill(0)
 
     def _new(self, num_bytes: int, what: str) -> DeviceBuffer:
         buffer = DeviceBuffer(num_bytes, what)
@@ -252,6 +260,9 @@ class CudaTarget:
         copies = 2 if self.placement == "persistent" else 1
         self._table: list[int] = []
         for number, key in enumerate(self.plan.keys):
+            if key not in self._wanted:
+                self._table += [0, 0]
+                continue
             name = f"{key.kind} {key.batch} x {key.seqlen}"
             self.steps.prepare(key, self.stream)
             enqueue = partial(self._enqueue_step, key)
