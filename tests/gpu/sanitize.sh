@@ -34,7 +34,7 @@ for part in "${@:-models kernels}"; do
       kernels)
         for tool in memcheck racecheck; do
           check $tool "$python" -m pytest -q -p no:cacheprovider -o addopts= tests/gpu/test_kernels.py \
-            -k "bf16 and ((decode and 8-128 and 16) or (test_gemv and 137) or (greedy and 1000) or (experts and 5-64))"
+            -k "bf16 and ((decode_attention and 16-False and 256) or (prefill_attention and 80) or (gemv and 137) or (greedy and 1000) or (experts and 160))"
         done
         ;;
     esac
