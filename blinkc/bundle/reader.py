@@ -10,7 +10,7 @@ import shutil
 import stat
 import tarfile
 import tempfile
-from collections.abc import Container, Iterable
+from collections.abc import Callable, Container, Iterable
 from pathlib import Path
 from types import TracebackType
 
@@ -74,6 +74,12 @@ class Bundle:
             file.seek(span.offset)
             return file.read(span.num_bytes)
 
+    def manifest_bytes(self) -> bytes:
+        """Return manifest.json as it lies there."""
+        if not self.is_archive:
+            return (self.path / MANIFEST_NAME).read_bytes()
+        return self.read_bytes(MANIFEST_NAME)
+
     def weights(self, *, search: Iterable[Path] = ()) -> BundleWeights:
         """Map the weights.
 
@@ -130,11 +136,11 @@ class Bundle:
                     hint=COPY_AGAIN,
                 )
 
-    def check_machine(self) -> None:
-        """Refuse a machine, or an installation, that the bundle's host code does not run on.
+    def check_abi(self) -> None:
+        """Refuse an installation that speaks another version of the ring's ABI.
 
         Raises:
-            BlinkError: names what the bundle wants, what is here, and how to rebuild.
+            BlinkError: names both and how to rebuild.
         """
         from blinkc import abi
 
@@ -144,6 +150,14 @@ class Bundle:
                 f"{self.path} has ring ABI version {self.manifest.abi_version}; this is {ours}",
                 hint=f"make it again here: {self.manifest.rebuild}",
             )
+
+    def check_machine(self) -> None:
+        """Refuse a machine, or an installation, that the bundle's host code does not run on.
+
+        Raises:
+            BlinkError: names what the bundle wants, what is here, and how to rebuild.
+        """
+        self.check_abi()
         target = self.manifest.target
         found = platform.machine()
         if target.machine != found:
@@ -239,25 +253,31 @@ def _capability(architecture: str) -> tuple[int, int]:
     return (int(digits[:-1]), int(digits[-1])) if digits.isdigit() else (0, 0)
 
 
-def open_bundle(path: Path, *, check_hashes: bool = True) -> Bundle:
+def open_bundle(
+    path: Path,
+    *,
+    check_hashes: bool = True,
+    files: Callable[[Manifest], Container[str]] | None = None,
+) -> Bundle:
     """Open a bundle folder or archive.
 
     Args:
         path: the folder with manifest.json, or the archive.
         check_hashes: read every file, weights too, and compare hashes (about 1 GB/s).
+        files: which files the caller will ask for; the others may be missing. None: all.
 
     Raises:
         BlinkError: it is no bundle, or anything about it is not as the manifest says.
     """
     if not path.exists():
         raise BlinkError(f"{path} does not exist", hint="make it with blinkc bundle BUILD -o PATH")
-    bundle = _open_folder(path) if path.is_dir() else _open_archive(path)
+    bundle = _open_folder(path, files) if path.is_dir() else _open_archive(path)
     if check_hashes:
         bundle.check_hashes()
     return bundle
 
 
-def _open_folder(path: Path) -> Bundle:
+def _open_folder(path: Path, files: Callable[[Manifest], Container[str]] | None) -> Bundle:
     manifest_path = path / MANIFEST_NAME
     if not manifest_path.is_file() or manifest_path.is_symlink():
         raise BlinkError(
@@ -267,8 +287,11 @@ def _open_folder(path: Path) -> Bundle:
     with manifest_path.open("rb") as file:
         data = file.read(MAX_MANIFEST_BYTES + 1)
     manifest = manifest_from_bytes(data, where=str(manifest_path))
+    wanted = files(manifest) if files is not None else None
     spans = {}
     for entry in manifest.files:
+        if wanted is not None and entry.path not in wanted:
+            continue
         spans[entry.path] = FileSpan(
             path=_regular_file(path, entry), offset=0, num_bytes=entry.bytes
         )

@@ -1,13 +1,14 @@
 """What `runtime/native` binds."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, overload
 
 SAMPLER_TOP_K: int
 SAMPLER_TOP_P: int
 SAMPLER_MIN_P: int
 
 class RingError(RuntimeError): ...
+class RingAbsent(RingError): ...
 class TokenizerError(ValueError): ...
 
 class RingSizes:
@@ -43,6 +44,8 @@ class Ring:
     def num_bytes(self) -> int: ...
     @property
     def name(self) -> str: ...
+    def publish(self, name: str) -> None: ...
+    bundle_id: int
     def request_stop(self) -> None: ...
     def header(self) -> dict[str, int]: ...
     def counters(self) -> dict[str, int]: ...
@@ -77,10 +80,60 @@ class Detokenizer:
     def append(self, id: int) -> str: ...
     def flush(self) -> str: ...
 
+class Link:
+    @staticmethod
+    def shm(*, name: str, front_end_index: int = 0, bundle_id: int = 0) -> Link: ...
+    @staticmethod
+    def verbs(
+        *,
+        host: str,
+        port: int,
+        front_end_index: int = 0,
+        bundle_id: int = 0,
+        device: str = "",
+        gid_index: int = -1,
+        timeout_s: float = 3.0,
+    ) -> Link: ...
+    def header(self) -> dict[str, int]: ...
+    @property
+    def problem(self) -> str: ...
+    @property
+    def num_connects(self) -> int: ...
+
+class LinkOwner:
+    @overload
+    def __init__(
+        self, ring: Ring, *, host: str, port: int = 0, device: str = "", gid_index: int = -1
+    ) -> None: ...
+    @overload
+    def __init__(
+        self,
+        *,
+        address: int,
+        num_bytes: int,
+        dmabuf_fd: int,
+        dmabuf_offset: int,
+        header: bytes,
+        host: str,
+        port: int = 0,
+        device: str = "",
+        gid_index: int = -1,
+    ) -> None: ...
+    @property
+    def port(self) -> int: ...
+    @property
+    def device(self) -> str: ...
+    @property
+    def num_refused(self) -> int: ...
+    def sessions(self) -> list[tuple[int, str]]: ...
+    def close(self) -> None: ...
+
+def rdma_device() -> tuple[bool, str]: ...
+
 class FrontEnd:
     def __init__(
         self,
-        ring: Ring,
+        ring: Ring | Link,
         codec: Any,
         render_chat_template: Callable[[str], str],
         options: dict[str, Any],

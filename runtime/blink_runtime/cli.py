@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from blink_runtime import __version__
+from blink_runtime.cli_roles import serve_dpu, serve_gpu, slim
 from blinkc.errors import BlinkError
 
 
@@ -127,6 +128,10 @@ def doctor() -> None:
     from blink_runtime.cuda_doctor import print_findings
 
     sys.exit(print_findings(click.echo))
+
+
+for command in (serve_gpu, serve_dpu, slim):
+    main.add_command(command)
 
 
 if __name__ == "__main__":

@@ -55,7 +55,7 @@ class FrontEnd:
     """An OpenAI-compatible server over one ring.
 
     Args:
-        ring: a `_native.Ring`.
+        ring: a `_native.Ring`, or a `_native.Link` to one elsewhere.
         codec: a `_native.Tokenizer`, or an object with `encode` and `make_decoder`
             (`blink_runtime.fallback_tokenizer`).
         chat_template: None refuses chats by name.
@@ -68,7 +68,7 @@ class FrontEnd:
 
     def __init__(
         self,
-        ring: _native.Ring,
+        ring: _native.Ring | _native.Link,
         codec: Any,
         chat_template: ChatTemplate | None,
         options: FrontEndOptions,

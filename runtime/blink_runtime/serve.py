@@ -217,7 +217,9 @@ def start_watchdog(ring: _native.Ring, manifest: Manifest, config: ServeConfig) 
     )
 
 
-def _silence_s(ring: _native.Ring, manifest: Manifest, config: ServeConfig) -> float:
+def _silence_s(
+    ring: _native.Ring | _native.Link, manifest: Manifest, config: ServeConfig
+) -> float:
     """Return how long the heartbeat may be silent: a step of the largest prefill may take longer
     than any that has run so far."""
     prompt = len(manifest.golden.prompt_token_ids) if manifest.golden else 1
@@ -226,9 +228,14 @@ def _silence_s(ring: _native.Ring, manifest: Manifest, config: ServeConfig) -> f
 
 
 def start_front_end(
-    stack: ExitStack, bundle: Bundle, ring: _native.Ring, config: ServeConfig
+    stack: ExitStack,
+    bundle: Bundle,
+    ring: _native.Ring | _native.Link,
+    config: ServeConfig,
+    *,
+    front_end_index: int = 0,
 ) -> FrontEnd:
-    """Start HTTP over the ring."""
+    """Start HTTP over the ring, or over a link to it."""
     from blink_runtime.chat_template import load_chat_template
     from blink_runtime.front_end import FrontEnd, FrontEndOptions
 
@@ -247,6 +254,7 @@ def start_front_end(
         max_connections_per_address=config.max_connections_per_address,
         request_timeout_ms=round(config.request_timeout_s * 1000),
         eos_token_ids=manifest.tokenizer.eos_token_ids,
+        front_end_index=front_end_index,
         stall_timeout_ms=round(_silence_s(ring, manifest, config) * 1000),
     )
     codec = load_codec(bundle, _say)

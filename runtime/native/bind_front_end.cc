@@ -7,6 +7,7 @@
 
 #include "frontend/front_end.h"
 #include "native/bindings.h"
+#include "native/link_handle.h"
 #include "native/python_codec.h"
 #include "native/ring_handle.h"
 #ifdef BLINK_HAS_TOKENIZER
@@ -110,7 +111,7 @@ class PythonFrontEnd {
  public:
   PythonFrontEnd(nb::object ring, nb::object codec, nb::object render, const nb::dict& options)
       : ring_(ring),
-        front_end_(config_from_dict(options), nb::cast<RingHandle&>(ring).connect(),
+        front_end_(config_from_dict(options), transport_from_python(ring),
                    codec_from_python(std::move(codec)), renderer_from_python(std::move(render))) {}
 
   // A forgotten stop(): without the GIL, as the threads that end may need it first.

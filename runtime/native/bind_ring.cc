@@ -37,6 +37,12 @@ RingHandle RingHandle::open(const std::string& name) {
   return RingHandle(std::move(memory), bytes);
 }
 
+void RingHandle::publish(const std::string& name) {
+  if (!memory_) throw RingError("ring: it does not lie in shared memory, so it has no name");
+  SharedMemory::remove_stale(name);
+  memory_->rename(name);
+}
+
 // Release: pairs with the scheduler's acquire each step and idle poll.
 void RingHandle::request_stop() const {
   std::atomic_ref<uint32_t>(view().header()->stop).store(1, std::memory_order_release);
@@ -54,8 +60,9 @@ blink_ring_header copy_header(const RingHandle& ring) {
   return header;
 }
 
-nb::dict header_dict(const RingHandle& ring) {
-  const blink_ring_header h = copy_header(ring);
+}  // namespace
+
+nb::dict header_dict(const blink_ring_header& h) {
   nb::dict out;
   out["num_slots"] = h.num_slots;
   out["num_front_ends"] = h.num_front_ends;
@@ -79,6 +86,8 @@ nb::dict header_dict(const RingHandle& ring) {
   out["longest_step_ns"] = h.longest_step_ns;
   return out;
 }
+
+namespace {
 
 nb::dict counters_dict(const RingHandle& ring) {
   const blink_counters c = copy_header(ring).counters;
@@ -154,7 +163,8 @@ nb::list trace_list(const RingHandle& ring, uint64_t count) {
 }  // namespace
 
 void bind_ring(nb::module_& module) {
-  nb::exception<RingError>(module, "RingError");
+  const nb::exception<RingError> ring_error(module, "RingError");
+  nb::exception<RingAbsent>(module, "RingAbsent", ring_error.ptr());
   nb::class_<RingSizes>(module, "RingSizes", "What the maker of a ring chooses.")
       .def(
           "__init__",
@@ -187,14 +197,22 @@ void bind_ring(nb::module_& module) {
       .def_prop_ro("address", &RingHandle::address)
       .def_prop_ro("num_bytes", &RingHandle::num_bytes)
       .def_prop_ro("name", &RingHandle::name)
+      .def("publish", &RingHandle::publish, "name"_a)
+      .def_prop_rw(
+          "bundle_id", [](const RingHandle& ring) { return copy_header(ring).bundle_id; },
+          &RingHandle::set_bundle_id)
       .def("request_stop", &RingHandle::request_stop, "Tells the scheduler to finish and return.")
-      .def("header", &header_dict)
+      .def("header", [](const RingHandle& ring) { return header_dict(copy_header(ring)); })
       .def("counters", &counters_dict)
       .def("slots", &slots_list)
       .def("trace", &trace_list, "count"_a);
   module.attr("SAMPLER_TOP_K") = BLINK_SAMPLER_TOP_K;
   module.attr("SAMPLER_TOP_P") = BLINK_SAMPLER_TOP_P;
   module.attr("SAMPLER_MIN_P") = BLINK_SAMPLER_MIN_P;
+  module.attr("SAMPLER_PENALTIES") = BLINK_SAMPLER_PENALTIES;
+  module.attr("SAMPLER_LOGIT_BIAS") = BLINK_SAMPLER_LOGIT_BIAS;
+  module.attr("SAMPLER_LOGPROBS") = BLINK_SAMPLER_LOGPROBS;
+  module.attr("SAMPLER_MIN_TOKENS") = BLINK_SAMPLER_MIN_TOKENS;
 }
 
 }  // namespace blink

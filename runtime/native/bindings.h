@@ -9,6 +9,7 @@ namespace blink {
 void bind_ring(nanobind::module_& module);
 void bind_step_trace(nanobind::module_& module);
 void bind_front_end(nanobind::module_& module);
+void bind_link(nanobind::module_& module);
 void bind_loader(nanobind::module_& module);
 
 }  // namespace blink

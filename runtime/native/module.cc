@@ -8,6 +8,7 @@ NB_MODULE(_native, module) {
 #ifdef BLINK_HAS_TOKENIZER
   bind_tokenizer(module);
 #endif
+  blink::bind_link(module);
   blink::bind_front_end(module);
   blink::bind_loader(module);
 }

@@ -2,6 +2,8 @@
 #ifndef BLINK_NATIVE_RING_HANDLE_H
 #define BLINK_NATIVE_RING_HANDLE_H
 
+#include <nanobind/nanobind.h>
+
 #include <memory>
 #include <optional>
 #include <string>
@@ -26,6 +28,11 @@ class RingHandle {
   std::string name() const { return memory_ ? memory_->name() : std::string(); }
   RingView view() const { return RingView(bytes_.data()); }
   void request_stop() const;
+  // Whose tokens these are; told before any front end attaches.
+  void set_bundle_id(uint64_t bundle_id) const { view().header()->bundle_id = bundle_id; }
+  // Gives a ring in shared memory the name that front ends know; what a dead process left under it
+  // is removed. Throws RingError: a living one has it.
+  void publish(const std::string& name);
   std::unique_ptr<Transport> connect() const;
 
  private:
@@ -35,6 +42,9 @@ class RingHandle {
   std::optional<SharedMemory> memory_;
   std::span<std::byte> bytes_;
 };
+
+// A header's fields by their names, for Python.
+nanobind::dict header_dict(const blink_ring_header& header);
 
 }  // namespace blink
 

@@ -145,7 +145,7 @@ std::unique_ptr<Transport> connect_shm(const std::string& name) {
 std::unique_ptr<Transport> connect_shm(const ShmConnectConfig& config) {
   SharedMemory memory = SharedMemory::open(config.name);
   if (!memory.has_living_maker()) {
-    throw RingError("ring " + config.name + ": the process that owned it has ended");
+    throw RingAbsent("ring " + config.name + ": the process that owned it has ended");
   }
   const std::span<std::byte> bytes = memory.bytes();
   const auto& header = *reinterpret_cast<const blink_ring_header*>(bytes.data());

@@ -19,6 +19,12 @@ class RingError : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+// Nobody is there: it may help to wait for it.
+class RingAbsent : public RingError {
+ public:
+  using RingError::RingError;
+};
+
 // Throws RingError naming the first size that is out of range.
 void check_ring_sizes(const RingSizes& sizes);
 

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstdio>
 #include <cstring>
 #include <memory>
 #include <utility>
@@ -67,7 +68,9 @@ SharedMemory SharedMemory::create(const std::string& name, uint64_t num_bytes) {
 
 SharedMemory SharedMemory::open(const std::string& name) {
   Fd fd(::shm_open(name.c_str(), O_RDWR | O_CLOEXEC, 0));
-  if (fd.get() < 0) fail("cannot open", name);
+  if (fd.get() < 0) {
+    throw RingAbsent("shared memory " + name + ": cannot open: " + std::strerror(errno));
+  }
   struct stat info {};
   if (::fstat(fd.get(), &info) != 0) fail("cannot stat", name);
   const auto num_bytes = static_cast<uint64_t>(info.st_size);
@@ -109,6 +112,18 @@ SharedMemory::~SharedMemory() {
   if (fd_ < 0) return;
   if (is_maker_) ::shm_unlink(name_.c_str());
   ::close(fd_);
+}
+
+void SharedMemory::rename(const std::string& name) {
+  if (name.size() < 2 || name[0] != '/' || name.find('/', 1) != std::string::npos) {
+    throw RingError("shared memory " + name + ": a name begins with its only '/'");
+  }
+  const std::string folder = "/dev/shm";
+  if (::renameat2(AT_FDCWD, (folder + name_).c_str(), AT_FDCWD, (folder + name).c_str(),
+                  RENAME_NOREPLACE) != 0) {
+    fail("cannot be named so", name);
+  }
+  name_ = name;
 }
 
 bool SharedMemory::has_living_maker() const {

@@ -24,6 +24,8 @@ class SharedMemory {
   SharedMemory& operator=(SharedMemory&&) = delete;
   ~SharedMemory();
 
+  // Maker's: moves the region to another name; throws RingError when that is taken.
+  void rename(const std::string& name);
   // False: the maker has ended, whether it unlinked the name or not. One system call.
   bool has_living_maker() const;
   // Takes range `index` for this object's life; false: another process has it.

@@ -77,7 +77,9 @@ Fd tcp_connect(const std::string& host, uint16_t port, SteadyTime deadline) {
     if (::connect(socket.get(), address->ai_addr, address->ai_addrlen) != 0) {
       error = errno;
       if (error == EINPROGRESS) {
-        if (!wait_for(socket, POLLOUT, deadline)) fail(peer, "no answer to connect in time");
+        if (!wait_for(socket, POLLOUT, deadline)) {
+          throw RingAbsent("link to " + peer + ": no answer to connect in time");
+        }
         socklen_t length = sizeof(error);
         ::getsockopt(socket.get(), SOL_SOCKET, SO_ERROR, &error, &length);
       }
@@ -89,7 +91,7 @@ Fd tcp_connect(const std::string& host, uint16_t port, SteadyTime deadline) {
     }
     why = std::strerror(error);
   }
-  fail(peer, "cannot connect: " + why);
+  throw RingAbsent("link to " + peer + ": cannot connect: " + why);
 }
 
 void tcp_send(const Fd& socket, std::span<const std::byte> bytes, SteadyTime deadline,

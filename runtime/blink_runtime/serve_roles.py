@@ -1,0 +1,227 @@
+"""Serve a bundle in two processes: the ring's owner, and a front end in another place.
+
+`serve_gpu`: model, scheduler and ring; answers front ends' bootstraps and otherwise sleeps.
+`serve_dpu`: HTTP over a link to that ring; needs neither weights nor engines.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from blink_runtime.hash_check import HashCheck
+from blink_runtime.serve import (
+    ServeConfig,
+    _say,
+    _stop_event,
+    check_golden,
+    open_golden_cache,
+    process_age_s,
+    start_front_end,
+    start_target,
+    start_watchdog,
+)
+from blinkc.bundle.front_end_copy import bundle_id, open_front_end_bundle
+from blinkc.bundle.reader import open_bundle
+from blinkc.errors import BlinkError
+
+if TYPE_CHECKING:
+    from blink_runtime import _native
+    from blink_runtime.front_end import FrontEnd
+
+STATUS_INTERVAL_S = 0.5
+_RETRY_S = 1.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LinkConfig:
+    """Where a ring and its front ends meet.
+
+    `address` is HOST:PORT over verbs, a name such as "/blink-main" over shm.
+    """
+
+    transport: str
+    address: str
+    device: str = ""  # RDMA device; empty: the one with the address, or any that is up
+    gid_index: int = -1  # -1: the RoCE v2 one of an IPv4 address
+    front_end_index: int = 0  # serve_dpu: whose slots
+    wait_s: float = 300.0  # serve_dpu: for an owner that is not there yet
+
+    def __post_init__(self) -> None:
+        if self.transport not in ("verbs", "shm"):
+            raise BlinkError(f"transport {self.transport!r}", hint="choose verbs or shm")
+        if self.transport == "shm" and (
+            not self.address.startswith("/") or "/" in self.address[1:] or len(self.address) < 2
+        ):
+            raise BlinkError(
+                f"{self.address!r} names no shared memory", hint="give a name such as /blink-main"
+            )
+        if self.transport == "verbs":
+            host_and_port(self.address)
+
+
+def host_and_port(address: str) -> tuple[str, int]:
+    """Split HOST:PORT, [V6]:PORT or :PORT.
+
+    Raises:
+        BlinkError: it is none of them.
+    """
+    host, colon, port = address.rpartition(":")
+    if not colon or not port.isdigit() or int(port) > 65535:
+        raise BlinkError(f"{address!r} is no HOST:PORT", hint="for example 10.0.0.1:7471")
+    return host.strip("[]"), int(port)
+
+
+def serve_gpu(path: Path, config: ServeConfig, link: LinkConfig) -> int:
+    """Own the ring of a bundle until SIGINT, SIGTERM or the scheduler's end.
+
+    Raises:
+        BlinkError: the bundle is not for this machine, fails its golden prompt, or there is no
+            RDMA device.
+    """
+    stop = _stop_event()
+    with ExitStack() as stack:
+        bundle = stack.enter_context(open_bundle(path, check_hashes=False))
+        bundle.check_machine()
+        hashes = HashCheck(bundle, config.weights_from)
+        _say(f"{bundle.manifest.model_name}: code checked")
+        if bundle.manifest.target.library is not None:
+            hashes.wait()
+        ring = start_target(stack, bundle, config)
+        if config.checks_golden:
+            _say(check_golden(ring, bundle, open_golden_cache(bundle)))
+        stack.callback(start_watchdog(ring, bundle.manifest, config).disarm)
+        hashes.wait()
+        ring.bundle_id = bundle_id(bundle.manifest)
+        owner = _open_ring(stack, ring, link)
+        _wait(owner, stop)
+        _say("stopping")
+        return 0
+
+
+def _open_ring(stack: ExitStack, ring: _native.Ring, link: LinkConfig) -> _native.LinkOwner | None:
+    """Let front ends come, now that the golden prompt is out of the ring."""
+    from blink_runtime import _native
+
+    try:
+        if link.transport == "shm":
+            ring.publish(link.address)
+            _say(f"ready after {process_age_s():.1f} s: ring {ring.name}")
+            return None
+        host, port = host_and_port(link.address)
+        owner = _native.LinkOwner(
+            ring, host=host, port=port, device=link.device, gid_index=link.gid_index
+        )
+    except _native.RingError as error:
+        raise BlinkError(str(error)) from error
+    stack.callback(owner.close)
+    _say(f"ready after {process_age_s():.1f} s: ring at {host}:{owner.port} over {owner.device}")
+    return owner
+
+
+def _wait(owner: _native.LinkOwner | None, stop: threading.Event) -> None:
+    """Sleep; say who comes and goes."""
+    if owner is None:
+        stop.wait()
+        return
+    known: set[tuple[int, str]] = set()
+    while not stop.wait(STATUS_INTERVAL_S):
+        here = set(owner.sessions())
+        for index, peer in sorted(here - known):
+            _say(f"front end {index} connected from {peer}")
+        for index, peer in sorted(known - here):
+            _say(f"front end {index} at {peer} is gone")
+        known = here
+
+
+def serve_dpu(path: Path, config: ServeConfig, link: LinkConfig) -> int:
+    """Serve HTTP over a link until SIGINT or SIGTERM; 503 while the ring is away.
+
+    Raises:
+        BlinkError: a file is missing, there is no RDMA device, nobody is there in time, or the
+            owner refuses.
+    """
+    stop = _stop_event()
+    with ExitStack() as stack:
+        bundle = stack.enter_context(open_front_end_bundle(path))
+        way = make_link(link, bundle_id(bundle.manifest))
+        if not wait_for_ring(way, link.wait_s, stop):
+            return 0
+        front_end = start_front_end(
+            stack, bundle, way, config, front_end_index=link.front_end_index
+        )
+        _say(
+            f"ready after {process_age_s():.1f} s: {front_end.url}/  "
+            f"(over {link.transport} to {link.address})"
+        )
+        _report(front_end, way, stop)
+        _say("stopping")
+        front_end.close(config.drain_s)
+        return 0
+
+
+def wait_for_ring(way: _native.Link, wait_s: float, stop: threading.Event) -> bool:
+    """Wait until the ring's owner answers; False: told to stop meanwhile.
+
+    Raises:
+        BlinkError: nobody is there in time, or the owner refuses, or this machine has no device.
+    """
+    from blink_runtime import _native
+
+    deadline = time.monotonic() + wait_s
+    said = ""
+    while True:
+        try:
+            way.header()
+            return True
+        except _native.RingAbsent as error:
+            if time.monotonic() >= deadline:
+                raise BlinkError(str(error), hint="start blink-runtime serve-gpu there") from error
+            if str(error) != said:
+                said = str(error)
+                _say(f"waiting: {said}")
+        except _native.RingError as error:
+            raise BlinkError(str(error)) from error
+        if stop.wait(_RETRY_S):
+            return False
+
+
+def make_link(link: LinkConfig, bundle: int) -> _native.Link:
+    """Say where the ring is; nothing is connected yet."""
+    from blink_runtime import _native
+
+    if link.transport == "shm":
+        return _native.Link.shm(
+            name=link.address, front_end_index=link.front_end_index, bundle_id=bundle
+        )
+    host, port = host_and_port(link.address)
+    return _native.Link.verbs(
+        host=host,
+        port=port,
+        front_end_index=link.front_end_index,
+        bundle_id=bundle,
+        device=link.device,
+        gid_index=link.gid_index,
+    )
+
+
+def _report(front_end: FrontEnd, way: _native.Link, stop: threading.Event) -> None:
+    """Say when the ring goes away and comes back."""
+    health = ""
+    while not stop.wait(STATUS_INTERVAL_S):
+        found = front_end.health
+        if found == health:
+            continue
+        if found == "lost":
+            _say("the ring is lost: answering 503 and connecting again")
+        elif found == "serving" and health:
+            _say(f"the ring is back (connection {way.num_connects})")
+        elif found != "serving" and health:
+            _say(f"the scheduler is {found}")
+        if found == "lost" and way.problem:
+            _say(way.problem)
+        health = found
