@@ -160,7 +160,7 @@ class Bundle:
         self.check_abi()
         target = self.manifest.target
         found = platform.machine()
-        if target.machine != found:
+        if target.library is not None and target.machine != found:  # GPU code runs on any host
             raise BlinkError(
                 f"{self.path} is made for {target.machine} machines; this one is {found}",
                 hint=f"make it again here: {self.manifest.rebuild}",
