@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any
 
 from benchmarks.host_facts import ThreadTime, thread_times
 
+START_TIMEOUT_S = 180.0
 ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -39,12 +41,18 @@ class ServerProcess:
     Args:
         command: what to run; `gpu_server(...)` and `bundle_server(...)` make it.
         cores: cores it may use; None: all.
+        start_timeout_s: until it must be ready.
 
     Raises:
-        ServerError: it ended before it was ready; its last output is in the message.
+        ServerError: it ended before it was ready, or took too long; with its last output.
     """
 
-    def __init__(self, command: Sequence[str], cores: set[int] | None = None) -> None:
+    def __init__(
+        self,
+        command: Sequence[str],
+        cores: set[int] | None = None,
+        start_timeout_s: float = START_TIMEOUT_S,
+    ) -> None:
         before = os.sched_getaffinity(0)
         if cores is not None:
             os.sched_setaffinity(0, cores)
@@ -59,13 +67,21 @@ class ServerProcess:
         self.events: dict[str, dict[str, Any]] = {}
         self.output: list[str] = []
         self.url = ""
+        timer = threading.Timer(start_timeout_s, self.process.kill)
+        timer.start()
+        try:
+            self._await_url()
+        finally:
+            timer.cancel()
+        self.start_s = time.monotonic() - started
+
+    def _await_url(self) -> None:
         while not self.url:
             line = self._read_line()
             if "http://" in line and "url" not in line:  # blink-runtime's own words
                 self.url = "http://" + line.split("http://")[1].split()[0].rstrip("/")
             elif "ready" in self.events:
                 self.url = self.events["ready"]["url"]
-        self.start_s = time.monotonic() - started
 
     def _read_line(self) -> str:
         assert self.process.stdout is not None
