@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import platform
 import re
@@ -14,11 +13,11 @@ from collections.abc import Callable, Container, Iterable
 from pathlib import Path
 from types import TracebackType
 
+from blinkc.bundle.external_files import CHUNK_BYTES, find_external, hash_span
 from blinkc.bundle.manifest import (
     MANIFEST_NAME,
     MAX_FILES,
     MAX_MANIFEST_BYTES,
-    ExternalFile,
     FileEntry,
     Manifest,
     checked_path,
@@ -28,7 +27,6 @@ from blinkc.bundle.weights import BundleWeights, FileSpan
 from blinkc.errors import BlinkError
 
 COPY_AGAIN = "copy the bundle again, or make it again with blinkc bundle"
-_CHUNK_BYTES = 1 << 20
 # CPU flags that a march needs, as /proc/cpuinfo names them.
 MARCH_FLAGS = {
     "x86-64-v2": ("sse4_2", "popcnt", "ssse3"),
@@ -366,55 +364,13 @@ def _version(text: str) -> tuple[int, ...]:
     return tuple(int(digits) for digits in re.findall(r"\d+", text))
 
 
-def find_external(
-    external: ExternalFile, bundle: Path, search: Iterable[Path], *, check_content: bool = True
-) -> FileSpan:
-    """Find a referenced weight file: at its path, beside the bundle, or in the `search` folders.
-
-    Raises:
-        BlinkError: no file of that name has the size and hash the manifest says.
-    """
-    name = Path(external.path).name
-    candidates = [Path(external.path), bundle.parent / name, *(folder / name for folder in search)]
-    problem = "no such file"
-    for candidate in candidates:
-        if not candidate.is_file():
-            continue
-        span = FileSpan(path=candidate, offset=0, num_bytes=external.bytes)
-        if candidate.stat().st_size != external.bytes:
-            problem = f"{candidate} has {candidate.stat().st_size} bytes, not {external.bytes}"
-        elif check_content and hash_span(span) != external.sha256:
-            problem = f"{candidate} has other content than when the bundle was made"
-        else:
-            return span
-    raise BlinkError(
-        f"{bundle} refers to the weights {external.path}: {problem}",
-        hint="give the checkpoint's folder with --weights-from, or bundle with --weights embed",
-    )
-
-
-def hash_span(span: FileSpan) -> str:
-    """Return the SHA-256 of a run of bytes, in hex."""
-    digest = hashlib.sha256()
-    left = span.num_bytes
-    with span.path.open("rb") as file:
-        file.seek(span.offset)
-        while left > 0:
-            data = file.read(min(left, _CHUNK_BYTES))
-            if not data:
-                break
-            digest.update(data)
-            left -= len(data)
-    return digest.hexdigest()
-
-
 def _copy_span(span: FileSpan, target: Path) -> None:
     partial = target.with_name(target.name + ".partial")
     with span.path.open("rb") as source, partial.open("wb") as out:
         source.seek(span.offset)
         left = span.num_bytes
         while left > 0:
-            data = source.read(min(left, _CHUNK_BYTES))
+            data = source.read(min(left, CHUNK_BYTES))
             if not data:
                 raise BlinkError(f"{span.path} is truncated", hint=COPY_AGAIN)
             out.write(data)

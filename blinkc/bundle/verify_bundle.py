@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from blinkc.bundle.reader import Bundle, find_external, open_bundle
+from blinkc.bundle.external_files import find_external
+from blinkc.bundle.reader import Bundle, open_bundle
 from blinkc.errors import BlinkError
 from blinkc.progress import Progress
 
