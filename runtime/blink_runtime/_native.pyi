@@ -6,6 +6,10 @@ from typing import Any, overload
 SAMPLER_TOP_K: int
 SAMPLER_TOP_P: int
 SAMPLER_MIN_P: int
+SAMPLER_PENALTIES: int
+SAMPLER_LOGIT_BIAS: int
+SAMPLER_LOGPROBS: int
+SAMPLER_MIN_TOKENS: int
 
 class RingError(RuntimeError): ...
 class RingAbsent(RingError): ...

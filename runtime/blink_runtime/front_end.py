@@ -30,6 +30,8 @@ class FrontEndOptions:
     cors_origins: tuple[str, ...] = ()
     eos_token_ids: tuple[int, ...] = ()
     front_end_index: int = 0
+    tool_format: str = "none"  # of the model's calls: none, hermes or llama3
+    target_name: str = ""  # what the bundle runs on, for messages
     serves_chat_page: bool = True
     max_connections: int = 1024
     max_connections_per_address: int = 0
@@ -56,7 +58,7 @@ class FrontEnd:
 
     Args:
         ring: a `_native.Ring`, or a `_native.Link` to one elsewhere.
-        codec: a `_native.Tokenizer`, or an object with `encode` and `make_decoder`
+        codec: a `_native.Tokenizer`, or an object with `encode`, `token_bytes` and `make_decoder`
             (`blink_runtime.fallback_tokenizer`).
         chat_template: None refuses chats by name.
         options: see `FrontEndOptions`.
@@ -78,6 +80,8 @@ class FrontEnd:
             for name, value in dataclasses.asdict(options).items()
         }
         fields["has_chat_template"] = chat_template is not None
+        if chat_template is None or not chat_template.takes_tools:
+            fields["tool_format"] = "none"
         render: Callable[[str], str] = refuse_chats
         if chat_template is not None:
             render = chat_template

@@ -5,6 +5,7 @@ Each call takes the GIL, which is why it is only the fallback.
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from blinkc.errors import BlinkError
@@ -12,6 +13,8 @@ from blinkc.errors import BlinkError
 # A code point has at most 4 bytes, so tokens of single bytes become whole within 4; more than this
 # many tokens without one are not going to become text.
 _MAX_HELD_TOKENS = 8
+_BYTE_TOKEN = re.compile("<0x([0-9A-F]{2})>")
+_WORD_MARK = "\u2581"  # SentencePiece's space
 
 
 class HuggingFaceCodec:
@@ -42,6 +45,17 @@ class HuggingFaceCodec:
     def encode(self, text: str, adds_special_tokens: bool) -> list[int]:
         """Return the ids of a text."""
         return list(self._tokenizer.encode(text, add_special_tokens=adds_special_tokens).ids)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return what a token is by itself; of a part of a code point the library tells U+FFFD."""
+        token = self._tokenizer.id_to_token(token_id)
+        if token is None:
+            return b""
+        if match := _BYTE_TOKEN.fullmatch(token):
+            return bytes([int(match[1], 16)])
+        if _WORD_MARK in token:
+            return str(token).replace(_WORD_MARK, " ").encode()
+        return str(self._tokenizer.decode([token_id], skip_special_tokens=False)).encode()
 
     def make_decoder(self, skips_special_tokens: bool) -> HuggingFaceDecoder:
         """Return a decoder for one request's output."""

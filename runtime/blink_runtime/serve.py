@@ -254,6 +254,8 @@ def start_front_end(
         max_connections_per_address=config.max_connections_per_address,
         request_timeout_ms=round(config.request_timeout_s * 1000),
         eos_token_ids=manifest.tokenizer.eos_token_ids,
+        tool_format=manifest.tokenizer.tool_format,
+        target_name=manifest.target.name,
         front_end_index=front_end_index,
         stall_timeout_ms=round(_silence_s(ring, manifest, config) * 1000),
     )

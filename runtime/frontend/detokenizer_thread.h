@@ -7,6 +7,7 @@
 #include <memory>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "frontend/generation.h"
 #include "frontend/metrics.h"
@@ -33,11 +34,16 @@ class DetokenizerThread {
  private:
   void run();
   void handle(const TokenEvent& event);
-  void take_tokens(Generation& generation, const TokenEvent& event, Clock::time_point now);
-  void take_token(Generation& generation, uint32_t token_id);
-  void end(Generation& generation, const TokenEvent& event);
-  void answer(Generation& generation, const char* finish_reason);
-  void fail(Generation& generation, ApiError error);
+  void take_tokens(Choice& choice, const TokenEvent& event, Clock::time_point now);
+  void take_token(Choice& choice, uint32_t token_id);
+  void show(Choice& choice, bool has_stopped);
+  void show_with_tools(Choice& choice, bool is_end);
+  void show_piece(Choice& choice, const ToolPiece& piece);
+  void end(Choice& choice, const TokenEvent& event);
+  void end_text(Choice& choice, const char* finish_reason);
+  void answer(Choice& choice, const char* finish_reason);
+  void append_whole_response(Generation& generation);
+  void fail(Generation& generation, ApiError error, bool is_counted = true);
   void publish(Generation& generation, bool is_complete);
 
   Metrics& metrics_;
@@ -48,6 +54,7 @@ class DetokenizerThread {
   std::string piece_;  // text of one token
   std::string shown_;  // what the stop matcher let through
   std::string bytes_;  // response bytes of one event
+  std::vector<ToolPiece> pieces_;
   bool has_pushed_ = false;
   std::atomic<bool> is_stopping_{false};  // relaxed: the bell's release orders it
   std::thread thread_;

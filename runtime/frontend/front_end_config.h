@@ -6,22 +6,26 @@
 #include <string>
 #include <vector>
 
+#include "frontend/tool_call_parser.h"
+
 namespace blink {
 
 struct FrontEndConfig {
   std::string host = "127.0.0.1";
   uint16_t port = 8000;  // 0: any free one
   std::string model_name = "model";
-  std::vector<std::string> api_keys;      // with api_key_file empty, none: no key is asked for
-  std::string api_key_file;               // a key or "NAME KEY" in each line; reloadable
-  std::string tls_certificate;            // PEM, with its chain; empty: plain HTTP; reloadable
-  std::string tls_key;                    // PEM, unencrypted; reloadable
-  std::string access_log;                 // file, or - for standard output; empty: none
-  std::vector<std::string> cors_origins;  // whose pages may use this server; *: all
-  std::vector<uint32_t> eos_token_ids;    // from the bundle
-  uint32_t front_end_index = 0;           // which slot range of the ring
-  bool has_chat_template = true;          // false: chat completions are refused by name
-  bool serves_chat_page = true;           // GET /
+  std::vector<std::string> api_keys;          // with api_key_file empty, none: no key is asked for
+  std::string api_key_file;                   // a key or "NAME KEY" in each line; reloadable
+  std::string tls_certificate;                // PEM, with its chain; empty: plain HTTP; reloadable
+  std::string tls_key;                        // PEM, unencrypted; reloadable
+  std::string access_log;                     // file, or - for standard output; empty: none
+  std::vector<std::string> cors_origins;      // whose pages may use this server; *: all
+  std::vector<uint32_t> eos_token_ids;        // from the bundle
+  uint32_t front_end_index = 0;               // which slot range of the ring
+  ToolFormat tool_format = ToolFormat::none;  // of the model's calls; none: tools are refused
+  std::string target_name;                    // what the bundle runs on, for messages
+  bool has_chat_template = true;              // false: chat completions are refused by name
+  bool serves_chat_page = true;               // GET /
 
   uint32_t max_connections = 1024;
   uint32_t max_connections_per_address = 0;  // 0: no such limit; IPv6 counts by /64

@@ -28,7 +28,16 @@ blink_slot_request ring_request(const GenerationRequest& request, uint32_t max_o
   out.top_p = request.top_p;
   out.min_p = request.min_p;
   out.top_k = request.top_k;
-  out.repetition_penalty = 1.0f;
+  out.presence_penalty = request.presence_penalty;
+  out.frequency_penalty = request.frequency_penalty;
+  out.repetition_penalty = request.repetition_penalty;
+  out.min_output_tokens = request.min_tokens;
+  out.num_logprobs = request.num_top_logprobs ? 1 + *request.num_top_logprobs : 0;
+  out.num_logit_bias = static_cast<uint32_t>(request.logit_bias.size());
+  for (size_t i = 0; i < request.logit_bias.size(); ++i) {
+    out.logit_bias_ids[i] = request.logit_bias[i].first;
+    out.logit_bias_values[i] = request.logit_bias[i].second;
+  }
   out.num_stop_token_ids = static_cast<uint32_t>(stop_token_ids.size());
   std::copy(stop_token_ids.begin(), stop_token_ids.end(), out.stop_token_ids);
   return out;
@@ -74,6 +83,9 @@ RequestLimits GenerationPipeline::request_limits() const {
   limits.max_stop_strings = config_.max_stop_strings;
   limits.max_stop_bytes = config_.max_stop_bytes;
   limits.has_chat_template = config_.has_chat_template;
+  limits.has_tools = config_.tool_format != ToolFormat::none;
+  limits.target_name = config_.target_name;
+  limits.max_choices = std::min(limits.max_choices, ring_.num_slots());
   return limits;
 }
 
@@ -164,11 +176,23 @@ std::variant<std::vector<uint32_t>, ApiError> GenerationPipeline::stop_token_ids
   return ids;
 }
 
-std::optional<uint32_t> GenerationPipeline::take_slot() {
-  if (auto slot = slots_.acquire()) return slot;
-  if (ring_.read_statuses(0, statuses_) != Status::ok) return std::nullopt;
-  if (slots_.refresh(statuses_) == 0) return std::nullopt;
-  return slots_.acquire();
+// All choices get a slot, or none does.
+std::optional<ApiError> GenerationPipeline::take_slots(Generation& generation) {
+  const auto num_choices = static_cast<uint32_t>(1 + generation.others.size());
+  if (slots_.num_cached() < num_choices && ring_.read_statuses(0, statuses_) == Status::ok) {
+    slots_.refresh(statuses_);
+  }
+  if (slots_.num_cached() < num_choices) {
+    ApiError error{429, "rate_limit_error", "ring_full", "",
+                   "All slots are in use; try again soon."};
+    error.retry_after_s = 1;
+    return error;
+  }
+  generation.for_each_choice([&](Choice& choice) {
+    choice.slot = *slots_.acquire();
+    choice.sequence = ring_.next_sequence(choice.slot);
+  });
+  return std::nullopt;
 }
 
 std::string GenerationPipeline::random_id(const char* prefix) {
@@ -181,21 +205,60 @@ std::string GenerationPipeline::random_id(const char* prefix) {
   return id;
 }
 
+void GenerationPipeline::set_up_choice(Choice& choice, const GenerationRequest& request,
+                                       const std::string& id, uint32_t index) const {
+  // The tags around calls may be special tokens.
+  const bool has_tags = !request.tool_names.empty() && config_.tool_format == ToolFormat::hermes;
+  choice.decoder = codec_->make_decoder(request.skips_special_tokens && !has_tags);
+  choice.matcher = StopMatcher(request.stop);
+  choice.writer = ResponseWriter({.id = id,
+                                  .model = config_.model_name,
+                                  .created_s = std::time(nullptr),
+                                  .index = index,
+                                  .is_chat = request.is_chat,
+                                  .includes_usage = request.includes_usage,
+                                  .has_continuous_usage = request.has_continuous_usage});
+  if (request.num_top_logprobs) {
+    choice.logprobs =
+        std::make_unique<LogprobTracker>(codec_, request.is_chat, *request.num_top_logprobs);
+  }
+  if (!request.tool_names.empty()) {
+    choice.tools = std::make_unique<ToolCalls>(ToolCalls{
+        ToolCallParser(config_.tool_format, request.tool_names, request.calls_in_parallel), {}});
+  }
+}
+
+// As the client gave it, or else what its token ids say.
+std::string GenerationPipeline::text_of_prompt(const GenerationRequest& request) const {
+  if (!request.has_token_ids) return request.prompt_text;
+  std::string text;
+  const auto decoder = codec_->make_decoder(request.skips_special_tokens);
+  for (const uint32_t id : request.prompt_token_ids) decoder->append(id, text);
+  decoder->flush(text);
+  return text;
+}
+
 std::shared_ptr<Generation> GenerationPipeline::make_generation(
     GenerationRequest& request, std::vector<uint32_t> stop_token_ids) {
   auto generation = std::make_shared<Generation>();
   generation->num_prompt_tokens = static_cast<uint32_t>(request.prompt_token_ids.size());
   generation->max_output_tokens = output_limit(request);
+  generation->min_tokens = request.min_tokens;
   generation->max_buffered_bytes = config_.max_buffered_bytes;
   generation->streams = request.streams;
   generation->stop_token_ids = std::move(stop_token_ids);
-  generation->decoder = codec_->make_decoder(request.skips_special_tokens);
-  generation->matcher = StopMatcher(request.stop);
-  generation->writer = ResponseWriter({.id = random_id(request.is_chat ? "chatcmpl-" : "cmpl-"),
-                                       .model = config_.model_name,
-                                       .created_s = std::time(nullptr),
-                                       .is_chat = request.is_chat,
-                                       .includes_usage = request.includes_usage});
+  if (request.echoes) generation->echo = text_of_prompt(request);
+  generation->num_unanswered_choices = generation->num_running_choices = request.num_choices;
+  for (uint32_t i = 1; i < request.num_choices; ++i) {
+    generation->others.push_back(std::make_unique<Choice>());
+  }
+  const std::string id = random_id(request.is_chat ? "chatcmpl-" : "cmpl-");
+  uint32_t index = 0;
+  generation->for_each_choice([&](Choice& choice) {
+    choice.generation = generation.get();
+    set_up_choice(choice, request, id, index++);
+    if (!request.streams) choice.text = generation->echo;
+  });
   return generation;
 }
 
@@ -209,29 +272,47 @@ std::variant<std::shared_ptr<Generation>, ApiError> GenerationPipeline::submit(
         503, "unavailable",
         std::string("The scheduler is not serving: ") + health_name(health()) + ".");
   }
-  const std::optional<uint32_t> slot = take_slot();
-  if (!slot) {
-    ApiError error{429, "rate_limit_error", "ring_full", "",
-                   "All slots are in use; try again soon."};
-    error.retry_after_s = 1;
-    return error;
-  }
   auto generation = make_generation(request, std::move(std::get<std::vector<uint32_t>>(stops)));
-  generation->slot = *slot;
-  generation->sequence = ring_.next_sequence(*slot);
-  generation->submitted_at = Clock::now();
-  const uint64_t seed = request.seed ? *request.seed : random_();
-  const blink_slot_request in_ring =
-      ring_request(request, generation->max_output_tokens, seed, generation->stop_token_ids);
-  if (ring_.submit(*slot, generation->sequence, in_ring, request.prompt_token_ids) != Status::ok) {
-    slots_.give_back(*slot);
-    return server_error(503, "lost", "The ring cannot be reached.");
-  }
-  metrics_.prompt_tokens.add(generation->num_prompt_tokens);
-  metrics_.requests_running.fetch_add(1, std::memory_order_relaxed);
-  generation->pipeline_reference = generation;
-  reader_.watch(generation.get());
+  if (auto error = take_slots(*generation)) return std::move(*error);
+  if (auto error = submit_choices(*generation, request)) return std::move(*error);
   return generation;
+}
+
+std::optional<ApiError> GenerationPipeline::submit_choices(Generation& generation,
+                                                           const GenerationRequest& request) {
+  generation.submitted_at = Clock::now();
+  const uint64_t seed = request.seed ? *request.seed : random_();
+  blink_slot_request in_ring =
+      ring_request(request, generation.max_output_tokens, seed, generation.stop_token_ids);
+  uint32_t num_submitted = 0;
+  bool is_lost = false;
+  generation.for_each_choice([&](Choice& choice) {
+    in_ring.seed = seed + num_submitted;
+    is_lost = is_lost || ring_.submit(choice.slot, choice.sequence, in_ring,
+                                      request.prompt_token_ids) != Status::ok;
+    if (is_lost) {
+      slots_.give_back(choice.slot);
+    } else {
+      ++num_submitted;
+    }
+  });
+  if (is_lost) {
+    // The choices before the first lost one may run: they are watched to their end, for nobody.
+    generation.is_abort_requested.store(true, std::memory_order_relaxed);
+    generation.num_unanswered_choices = 0;
+    generation.num_running_choices = num_submitted;
+  } else {
+    metrics_.prompt_tokens.add(generation.num_prompt_tokens);
+  }
+  metrics_.requests_running.fetch_add(num_submitted, std::memory_order_relaxed);
+  if (num_submitted > 0) generation.pipeline_reference = generation.shared_from_this();
+  uint32_t index = 0;
+  generation.for_each_choice([&](Choice& choice) {
+    choice.is_answered = is_lost;
+    if (index++ < num_submitted) reader_.watch(&choice);
+  });
+  if (is_lost) return server_error(503, "lost", "The ring cannot be reached.");
+  return std::nullopt;
 }
 
 std::string GenerationPipeline::prometheus_text() {

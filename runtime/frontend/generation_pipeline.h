@@ -64,9 +64,13 @@ class GenerationPipeline {
   uint32_t output_limit(const GenerationRequest& request) const;
   std::variant<std::vector<uint32_t>, ApiError> stop_token_ids(
       const GenerationRequest& request) const;
-  std::optional<uint32_t> take_slot();
+  std::optional<ApiError> take_slots(Generation& generation);
   std::shared_ptr<Generation> make_generation(GenerationRequest& request,
                                               std::vector<uint32_t> stop_token_ids);
+  void set_up_choice(Choice& choice, const GenerationRequest& request, const std::string& id,
+                     uint32_t index) const;
+  std::string text_of_prompt(const GenerationRequest& request) const;
+  std::optional<ApiError> submit_choices(Generation& generation, const GenerationRequest& request);
   std::string random_id(const char* prefix);
 
   const FrontEndConfig& config_;

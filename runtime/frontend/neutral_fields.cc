@@ -1,5 +1,6 @@
 #include "frontend/neutral_fields.h"
 
+#include <algorithm>
 #include <array>
 #include <string>
 
@@ -21,7 +22,6 @@ bool is_one(const json::value& v) { return is_number(v, 1); }
 bool is_empty_text(const json::value& v) { return v.is_string() && v.get_string().empty(); }
 bool is_empty_array(const json::value& v) { return v.is_array() && v.get_array().empty(); }
 bool is_empty_object(const json::value& v) { return v.is_object() && v.get_object().empty(); }
-bool is_no_logprobs(const json::value& v) { return is_false(v); }
 bool is_no_tool(const json::value& v) {
   return v.is_string() && (v.get_string() == "none" || v.get_string() == "auto");
 }
@@ -46,18 +46,12 @@ struct NeutralField {
 
 constexpr std::array kNeutralFields = {
     // OpenAI
-    NeutralField{"n", is_one},
-    NeutralField{"best_of", is_one},
     NeutralField{"echo", is_false},
     NeutralField{"suffix", is_empty_text},
-    NeutralField{"logprobs", is_no_logprobs},
     NeutralField{"top_logprobs", is_zero},
-    NeutralField{"presence_penalty", is_zero},
-    NeutralField{"frequency_penalty", is_zero},
-    NeutralField{"logit_bias", is_empty_object},
     NeutralField{"tools", is_empty_array},
     NeutralField{"tool_choice", is_no_tool},
-    NeutralField{"parallel_tool_calls", is_bool},  // speaks of tools only, and there are none
+    NeutralField{"parallel_tool_calls", is_bool},  // speaks of tools only; completions have none
     NeutralField{"functions", is_empty_array},
     NeutralField{"function_call", is_no_tool},
     NeutralField{"response_format", is_text_format},
@@ -74,20 +68,26 @@ constexpr std::array kNeutralFields = {
     NeutralField{"verbosity", is_empty_text},
     NeutralField{"web_search_options", is_empty_object},
     // Widespread extensions
-    NeutralField{"repetition_penalty", is_one},
     NeutralField{"length_penalty", is_one},
     NeutralField{"use_beam_search", is_false},
     NeutralField{"early_stopping", is_false},
-    NeutralField{"min_tokens", is_zero},
     NeutralField{"typical_p", is_one},
     NeutralField{"include_stop_str_in_output", is_false},
     NeutralField{"spaces_between_special_tokens", is_true},
     NeutralField{"continue_final_message", is_false},
+    NeutralField{"detokenize", is_true},
+    NeutralField{"priority", is_zero},
+    NeutralField{"request_id", is_text},
     NeutralField{"documents", is_empty_array},
     NeutralField{"bad_words", is_empty_array},
     NeutralField{"return_token_ids", is_false},
     NeutralField{"prompt_logprobs", is_false},
 };
+
+// What would need output that follows a grammar.
+constexpr std::array<std::string_view, 10> kGrammarFields = {
+    "response_format", "guided_json", "guided_regex", "guided_choice", "guided_grammar",
+    "json_schema",     "regex",       "ebnf",         "grammar",       "structured_outputs"};
 
 }  // namespace
 
@@ -95,7 +95,14 @@ Neutrality judge_field(std::string_view name, const json::value& value) {
   if (value.is_null()) return Neutrality::neutral;
   for (const NeutralField& field : kNeutralFields) {
     if (field.name != name) continue;
-    return field.is_neutral(value) ? Neutrality::neutral : Neutrality::unsupported;
+    if (field.is_neutral(value)) return Neutrality::neutral;
+    break;
+  }
+  if (std::find(kGrammarFields.begin(), kGrammarFields.end(), name) != kGrammarFields.end()) {
+    return Neutrality::unconstrained;
+  }
+  for (const NeutralField& field : kNeutralFields) {
+    if (field.name == name) return Neutrality::unsupported;
   }
   return Neutrality::unknown;
 }

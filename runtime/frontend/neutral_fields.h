@@ -9,9 +9,10 @@
 namespace blink {
 
 enum class Neutrality {
-  neutral,      // the value changes nothing
-  unsupported,  // a known parameter, a value that would change the output
-  unknown,      // not a parameter of this API
+  neutral,        // the value changes nothing
+  unsupported,    // a known parameter, a value that would change the output
+  unconstrained,  // asks for output that follows a grammar
+  unknown,        // not a parameter of this API
 };
 
 // null is neutral for every known or unknown field.

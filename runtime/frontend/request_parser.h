@@ -23,7 +23,10 @@ struct RequestLimits {
   uint32_t max_json_depth = 32;
   uint32_t max_stop_strings = 16;
   uint32_t max_stop_bytes = 1024;  // of one
+  uint32_t max_choices = 8;
   bool has_chat_template = true;
+  bool has_tools = false;        // the template takes them and the format of calls is known
+  std::string_view target_name;  // for messages, such as "sm_90a"; outlives the parsing
 };
 
 std::variant<GenerationRequest, ApiError> parse_generation_request(Endpoint endpoint,

@@ -6,23 +6,11 @@
 namespace blink {
 namespace {
 
-void append_number(uint64_t value, std::string& out) {
-  std::array<char, 20> digits;
-  const auto end = std::to_chars(digits.data(), digits.data() + digits.size(), value).ptr;
-  out.append(digits.data(), end);
-}
-
-void append_quoted(std::string_view text, std::string& out) {
-  out += '"';
-  append_json_escaped(text, out);
-  out += '"';
-}
-
 void append_quoted_or_null(std::string_view text, std::string& out) {
   if (text.empty()) {
     out += "null";
   } else {
-    append_quoted(text, out);
+    append_json_string(text, out);
   }
 }
 
@@ -88,11 +76,23 @@ void append_json_escaped(std::string_view text, std::string& out) {
   out.append(text.substr(start));
 }
 
+void append_json_string(std::string_view text, std::string& out) {
+  out += '"';
+  append_json_escaped(text, out);
+  out += '"';
+}
+
+void append_decimal(uint64_t value, std::string& out) {
+  std::array<char, 20> digits;
+  const auto end = std::to_chars(digits.data(), digits.data() + digits.size(), value).ptr;
+  out.append(digits.data(), end);
+}
+
 std::string json_from_error(const ApiError& error) {
   std::string out = "{\"error\":{\"message\":";
-  append_quoted(error.message, out);
+  append_json_string(error.message, out);
   out += ",\"type\":";
-  append_quoted(error.type, out);
+  append_json_string(error.type, out);
   out += ",\"param\":";
   append_quoted_or_null(error.param, out);
   out += ",\"code\":";
@@ -103,54 +103,120 @@ std::string json_from_error(const ApiError& error) {
 
 ResponseWriter::ResponseWriter(Options options) : options_(std::move(options)) {
   head_ = "data: {\"id\":";
-  append_quoted(options_.id, head_);
+  append_json_string(options_.id, head_);
   head_ += ",\"object\":";
   head_ += options_.is_chat ? "\"chat.completion.chunk\"" : "\"text_completion\"";
   head_ += ",\"created\":";
-  append_number(static_cast<uint64_t>(options_.created_s), head_);
+  append_decimal(static_cast<uint64_t>(options_.created_s), head_);
   head_ += ",\"model\":";
-  append_quoted(options_.model, head_);
+  append_json_string(options_.model, head_);
   head_ += ",\"choices\":[";
-  const std::string usage = options_.includes_usage ? ",\"usage\":null}\n\n" : "}\n\n";
+  choice_ = head_ + "{\"index\":";
+  append_decimal(options_.index, choice_);
+  choice_ += ',';
   if (options_.is_chat) {
-    first_text_ = head_ + "{\"index\":0,\"delta\":{\"role\":\"assistant\",\"content\":\"";
-    next_text_ = head_ + "{\"index\":0,\"delta\":{\"content\":\"";
-    text_tail_ = "\"},\"logprobs\":null,\"finish_reason\":null}]" + usage;
+    first_text_ = choice_ + "\"delta\":{\"role\":\"assistant\",\"content\":\"";
+    next_text_ = choice_ + "\"delta\":{\"content\":\"";
+    text_tail_ = "\"},\"logprobs\":null,\"finish_reason\":null}";
   } else {
-    first_text_ = next_text_ = head_ + "{\"index\":0,\"text\":\"";
-    text_tail_ = "\",\"logprobs\":null,\"finish_reason\":null}]" + usage;
+    first_text_ = next_text_ = choice_ + "\"text\":\"";
+    text_tail_ = "\",\"logprobs\":null,\"finish_reason\":null}";
+  }
+  if (!options_.has_continuous_usage) {
+    text_tail_ += options_.includes_usage ? "],\"usage\":null}\n\n" : "]}\n\n";
   }
 }
 
-void ResponseWriter::append_text_event(std::string_view text, std::string& out) {
-  out += has_begun_ ? next_text_ : first_text_;
-  append_json_escaped(text, out);
-  out += text_tail_;
-  has_begun_ = true;
-}
+namespace {
 
-void ResponseWriter::append_usage(Usage usage, std::string& out) const {
+void append_usage(Usage usage, std::string& out) {
   out += "\"usage\":{\"prompt_tokens\":";
-  append_number(usage.num_prompt_tokens, out);
+  append_decimal(usage.num_prompt_tokens, out);
   out += ",\"completion_tokens\":";
-  append_number(usage.num_output_tokens, out);
+  append_decimal(usage.num_output_tokens, out);
   out += ",\"total_tokens\":";
-  append_number(static_cast<uint64_t>(usage.num_prompt_tokens) + usage.num_output_tokens, out);
+  append_decimal(static_cast<uint64_t>(usage.num_prompt_tokens) + usage.num_output_tokens, out);
   out += '}';
 }
 
-void ResponseWriter::append_final_events(std::string_view finish_reason, Usage usage,
-                                         std::string& out) {
-  out += head_;
-  if (options_.is_chat) {
-    out += has_begun_ ? "{\"index\":0,\"delta\":{}"
-                      : "{\"index\":0,\"delta\":{\"role\":\"assistant\",\"content\":\"\"}";
+void append_call_head(const ToolCall& call, std::string& out) {
+  out += "\"id\":";
+  append_json_string(call.id, out);
+  out += ",\"type\":\"function\",\"function\":{\"name\":";
+  append_json_string(call.name, out);
+  out += ",\"arguments\":";
+  append_json_string(call.arguments, out);
+  out += "}}";
+}
+
+}  // namespace
+
+// From behind the choice's object to the end of the event.
+void ResponseWriter::append_event_end(Usage usage, std::string& out) const {
+  if (options_.has_continuous_usage) {
+    out += "],";
+    append_usage(usage, out);
+    out += "}\n\n";
   } else {
-    out += "{\"index\":0,\"text\":\"\"";
+    out += options_.includes_usage ? "],\"usage\":null}\n\n" : "]}\n\n";
   }
+}
+
+void ResponseWriter::append_text_event(std::string_view text, std::string_view logprobs,
+                                       Usage usage, std::string& out) {
+  out += has_begun_ ? next_text_ : first_text_;
+  has_begun_ = true;
+  append_json_escaped(text, out);
+  if (logprobs.empty()) {
+    out += text_tail_;
+    if (options_.has_continuous_usage) append_event_end(usage, out);
+    return;
+  }
+  out += options_.is_chat ? "\"},\"logprobs\":" : "\",\"logprobs\":";
+  out += logprobs;
+  out += ",\"finish_reason\":null}";
+  append_event_end(usage, out);
+}
+
+void ResponseWriter::append_call_event(uint32_t call, const ToolCall& begun, Usage usage,
+                                       std::string& out) {
+  if (!has_begun_) append_text_event("", "", usage, out);
+  out += choice_;
+  out += "\"delta\":{\"tool_calls\":[{\"index\":";
+  append_decimal(call, out);
+  out += ',';
+  append_call_head(begun, out);
+  out += "]},\"logprobs\":null,\"finish_reason\":null}";
+  append_event_end(usage, out);
+}
+
+void ResponseWriter::append_arguments_event(uint32_t call, std::string_view piece, Usage usage,
+                                            std::string& out) {
+  out += choice_;
+  out += "\"delta\":{\"tool_calls\":[{\"index\":";
+  append_decimal(call, out);
+  out += ",\"function\":{\"arguments\":";
+  append_json_string(piece, out);
+  out += "}}]},\"logprobs\":null,\"finish_reason\":null}";
+  append_event_end(usage, out);
+}
+
+void ResponseWriter::append_finish_event(std::string_view finish_reason, Usage usage,
+                                         std::string& out) {
+  out += choice_;
+  if (options_.is_chat) {
+    out += has_begun_ ? "\"delta\":{}" : "\"delta\":{\"role\":\"assistant\",\"content\":\"\"}";
+  } else {
+    out += "\"text\":\"\"";
+  }
+  has_begun_ = true;
   out += ",\"logprobs\":null,\"finish_reason\":";
-  append_quoted(finish_reason, out);
-  out += options_.includes_usage ? "}],\"usage\":null}\n\n" : "}]}\n\n";
+  append_json_string(finish_reason, out);
+  out += '}';
+  append_event_end(usage, out);
+}
+
+void ResponseWriter::append_stream_end(Usage usage, std::string& out) const {
   if (options_.includes_usage) {
     out += head_;
     out += "],";
@@ -158,36 +224,59 @@ void ResponseWriter::append_final_events(std::string_view finish_reason, Usage u
     out += "}\n\n";
   }
   out += "data: [DONE]\n\n";
-  has_begun_ = true;
 }
 
-void ResponseWriter::append_error_events(const ApiError& error, std::string& out) const {
+void ResponseWriter::append_error_events(const ApiError& error, std::string& out) {
   out += "data: ";
   out += json_from_error(error);
   out += "\n\ndata: [DONE]\n\n";
 }
 
-void ResponseWriter::append_response(std::string_view text, std::string_view finish_reason,
-                                     Usage usage, std::string& out) const {
+void ResponseWriter::append_choice(const ChoiceText& choice, std::string& out) const {
+  out += "{\"index\":";
+  append_decimal(options_.index, out);
+  const bool has_calls = choice.tool_calls != nullptr && !choice.tool_calls->empty();
+  if (options_.is_chat) {
+    out += ",\"message\":{\"role\":\"assistant\",\"content\":";
+    if (has_calls && choice.text.empty()) {
+      out += "null";
+    } else {
+      append_json_string(choice.text, out);
+    }
+    out += ",\"refusal\":null";
+    if (has_calls) {
+      out += ",\"tool_calls\":[";
+      for (const ToolCall& call : *choice.tool_calls) {
+        if (&call != &choice.tool_calls->front()) out += ',';
+        out += '{';
+        append_call_head(call, out);
+      }
+      out += ']';
+    }
+    out += '}';
+  } else {
+    out += ",\"text\":";
+    append_json_string(choice.text, out);
+  }
+  out += ",\"logprobs\":";
+  out += choice.logprobs.empty() ? "null" : choice.logprobs;
+  out += ",\"finish_reason\":";
+  append_json_string(choice.finish_reason, out);
+  out += '}';
+}
+
+void ResponseWriter::append_response(std::string_view choices, Usage usage,
+                                     std::string& out) const {
   out += "{\"id\":";
-  append_quoted(options_.id, out);
+  append_json_string(options_.id, out);
   out += options_.is_chat ? ",\"object\":\"chat.completion\"" : ",\"object\":\"text_completion\"";
   out += ",\"created\":";
-  append_number(static_cast<uint64_t>(options_.created_s), out);
+  append_decimal(static_cast<uint64_t>(options_.created_s), out);
   out += ",\"model\":";
-  append_quoted(options_.model, out);
-  out += ",\"choices\":[{\"index\":0,";
-  if (options_.is_chat) {
-    out += "\"message\":{\"role\":\"assistant\",\"content\":";
-    append_quoted(text, out);
-    out += ",\"refusal\":null}";
-  } else {
-    out += "\"text\":";
-    append_quoted(text, out);
-  }
-  out += ",\"logprobs\":null,\"finish_reason\":";
-  append_quoted(finish_reason, out);
-  out += "}],";
+  append_json_string(options_.model, out);
+  out += ",\"choices\":[";
+  out += choices;
+  out += "],";
   append_usage(usage, out);
   out += '}';
 }

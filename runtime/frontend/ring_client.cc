@@ -185,6 +185,19 @@ Status RingClient::read_output(uint32_t slot, uint32_t first, std::span<uint32_t
   return status;
 }
 
+Status RingClient::read_records(uint32_t slot, uint32_t first,
+                                std::span<blink_output_record> records,
+                                blink_slot_status& status_after) {
+  if (sizes_.output_record_bytes != sizeof(blink_output_record)) return Status::out_of_range;
+  const uint64_t index =
+      static_cast<uint64_t>(first_slot_ + slot) * sizes_.max_output_tokens + first;
+  const std::array<ReadRequest, 2> batch = {
+      ReadRequest{layout_.output_offset + index * sizeof(blink_output_record),
+                  std::as_writable_bytes(records)},
+      ReadRequest{status_offset(slot), std::as_writable_bytes(std::span(&status_after, 1))}};
+  return transport_->read(batch);
+}
+
 // Also finds out whether the ring's owner is there.
 Status RingClient::write_heartbeat(uint64_t beats) {
   const Status status =

@@ -69,6 +69,9 @@ class RingClient {
   static constexpr uint32_t kMaxRecords = 64;
   Status read_output(uint32_t slot, uint32_t first, std::span<uint32_t> token_ids,
                      blink_slot_status& status_after);
+  // The same with logprobs; only for rings whose records have them.
+  Status read_records(uint32_t slot, uint32_t first, std::span<blink_output_record> records,
+                      blink_slot_status& status_after);
 
   Status read_header(blink_ring_header& header) { return transport_->read_object(0, header); }
   Status write_heartbeat(uint64_t beats);

@@ -28,6 +28,9 @@ class TextCodec {
   // text's own special tokens are recognized either way.
   virtual void encode(std::string_view text, bool adds_special_tokens,
                       std::vector<uint32_t>& token_ids) const = 0;
+  // Appends what one token is by itself, perhaps a part of a code point; special tokens too. For
+  // logprobs. Thread-safe.
+  virtual void append_token_bytes(uint32_t token_id, std::string& bytes) const = 0;
   virtual std::unique_ptr<TextDecoder> make_decoder(bool skips_special_tokens) const = 0;
   // True: encode neither blocks nor takes a lock, so it may run on the network thread.
   virtual bool encodes_inline() const = 0;

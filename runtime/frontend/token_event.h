@@ -1,4 +1,4 @@
-// What the token reader tells the detokenizer: some tokens of one generation, and perhaps its end.
+// What the token reader tells the detokenizer: some tokens of one choice, and perhaps its end.
 #ifndef BLINK_FRONTEND_TOKEN_EVENT_H
 #define BLINK_FRONTEND_TOKEN_EVENT_H
 
@@ -7,9 +7,9 @@
 
 namespace blink {
 
-struct Generation;
+struct Choice;
 
-// How a generation ended, as the token reader saw it.
+// How a choice ended, as the token reader saw it.
 enum class Ending : uint8_t {
   none,      // it goes on
   stop,      // a stop token
@@ -23,7 +23,7 @@ enum class Ending : uint8_t {
 // One cache line, so that a queue slot is written and read whole.
 struct TokenEvent {
   static constexpr uint32_t kMaxTokens = 12;
-  Generation* generation = nullptr;
+  Choice* choice = nullptr;
   uint32_t error = 0;  // BLINK_ERROR_*
   Ending ending = Ending::none;
   uint8_t num_tokens = 0;

@@ -74,9 +74,9 @@ void TokenReader::stop(std::chrono::milliseconds patience) {
   thread_.join();
 }
 
-void TokenReader::watch(Generation* generation) {
-  // The queue holds twice the slots; a generation holds a slot. So it cannot be full for long.
-  while (!new_.push(generation)) std::this_thread::yield();
+void TokenReader::watch(Choice* choice) {
+  // The queue holds twice the slots; a choice holds a slot. So it cannot be full for long.
+  while (!new_.push(choice)) std::this_thread::yield();
   {
     const std::lock_guard lock(sleep_mutex_);
     has_new_ = true;
@@ -109,10 +109,9 @@ void TokenReader::run() {
 }
 
 void TokenReader::take_new() {
-  Generation* generation = nullptr;
-  while (new_.pop(generation)) {
-    urgent_.push_back(Watch{
-        .generation = generation, .slot = generation->slot, .sequence = generation->sequence});
+  Choice* choice = nullptr;
+  while (new_.pop(choice)) {
+    urgent_.push_back(Watch{.choice = choice, .slot = choice->slot, .sequence = choice->sequence});
   }
 }
 
@@ -214,8 +213,11 @@ TokenReader::Progress TokenReader::read_tokens(Watch& watch, const StatusWord& s
                RingClient::kMaxRecords);
   std::array<uint32_t, RingClient::kMaxRecords> token_ids;
   blink_slot_status after;
-  if (ring_.read_output(watch.slot, watch.num_seen, std::span(token_ids).first(num_new), after) !=
-      Status::ok) {
+  const auto part = std::span(token_ids).first(num_new);
+  const Status read = watch.choice->logprobs == nullptr
+                          ? ring_.read_output(watch.slot, watch.num_seen, part, after)
+                          : read_records(watch, part, after);
+  if (read != Status::ok) {
     health_.store(Health::lost, std::memory_order_relaxed);
     end_without_owner(watch, Ending::stalled);
     return Progress::done;
@@ -227,12 +229,26 @@ TokenReader::Progress TokenReader::read_tokens(Watch& watch, const StatusWord& s
   }
   watch.num_seen += num_new;
   for (uint32_t i = 0; i < num_new; i += TokenEvent::kMaxTokens) {
-    TokenEvent event{.generation = watch.generation};
+    TokenEvent event{.choice = watch.choice};
     event.num_tokens = static_cast<uint8_t>(std::min(num_new - i, TokenEvent::kMaxTokens));
     std::copy_n(token_ids.data() + i, event.num_tokens, event.token_ids.data());
     emit(event);
   }
   return Progress::some;
+}
+
+// For a choice with logprobs: whole records, which are handed over before the event that announces
+// them. What a mismatch would make of them nobody looks at.
+Status TokenReader::read_records(Watch& watch, std::span<uint32_t> token_ids,
+                                 blink_slot_status& after) {
+  std::array<blink_output_record, RingClient::kMaxRecords> records;
+  const auto part = std::span(records).first(token_ids.size());
+  const Status read = ring_.read_records(watch.slot, watch.num_seen, part, after);
+  for (size_t i = 0; i < part.size(); ++i) token_ids[i] = part[i].token_id;
+  if (read == Status::ok) {
+    watch.choice->logprobs->put(part.data(), static_cast<uint32_t>(part.size()));
+  }
+  return read;
 }
 
 // The final state and all records were seen: take finish_reason from a second reading, then
@@ -248,7 +264,7 @@ TokenReader::Progress TokenReader::finish(Watch& watch) {
     end_without_owner(watch, Ending::mismatch);
     return Progress::done;
   }
-  TokenEvent event{.generation = watch.generation};
+  TokenEvent event{.choice = watch.choice};
   event.error = after.error;
   if (unpack_status(after.word).state == BLINK_STATE_FAILED) {
     event.ending = Ending::failed;
@@ -271,18 +287,20 @@ TokenReader::Progress TokenReader::finish(Watch& watch) {
 // An abort may only follow a claimed submit: it overwrites the command word.
 void TokenReader::send_abort_if_asked(Watch& watch, const StatusWord& status) {
   if (watch.is_abort_sent || is_final_state(status.state)) return;
-  const bool is_asked = watch.generation->is_abort_requested.load(std::memory_order_relaxed) ||
+  const Choice& choice = *watch.choice;
+  const bool is_asked = choice.is_abort_requested.load(std::memory_order_relaxed) ||
+                        choice.generation->is_abort_requested.load(std::memory_order_relaxed) ||
                         is_stopping_.load(std::memory_order_relaxed);
   if (!is_asked) return;
   watch.is_abort_sent = ring_.abort(watch.slot, watch.sequence) == Status::ok;
 }
 
-// Ends the generation towards the client, and keeps its slot under observation until it is free. A
+// Ends the choice towards the client, and keeps its slot under observation until it is free. A
 // submit that the owner has not taken is withdrawn.
 void TokenReader::end_without_owner(Watch& watch, Ending ending) {
-  emit(TokenEvent{.generation = watch.generation, .ending = ending});
+  emit(TokenEvent{.choice = watch.choice, .ending = ending});
   Watch rest = watch;
-  rest.generation = nullptr;
+  rest.choice = nullptr;
   if (!watch.is_claimed) (void)ring_.withdraw(watch.slot, watch.sequence);
   leave_to_clean_up(rest);
 }
@@ -297,7 +315,7 @@ void TokenReader::leave_to_clean_up(const Watch& watch) {
   unsettled_.push_back(watch);
 }
 
-// A slot without a generation: abort and release what still runs in it, then wait for it to be
+// A slot without a choice: abort and release what still runs in it, then wait for it to be
 // empty.
 TokenReader::Progress TokenReader::clean_up(Watch& watch, const blink_slot_status& raw) {
   const StatusWord status = unpack_status(raw.word);

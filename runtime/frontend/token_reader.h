@@ -45,15 +45,15 @@ class TokenReader {
   // ends.
   void stop(std::chrono::milliseconds patience);
 
-  // Network thread: the generation was submitted. The reader keeps it until its last event.
-  void watch(Generation* generation);
+  // Network thread: the choice was submitted. The reader keeps it until its last event.
+  void watch(Choice* choice);
 
   Health health() const { return health_.load(std::memory_order_relaxed); }
 
  private:
-  // A slot under observation. Without a generation it is only cleaned up.
+  // A slot under observation. Without a choice it is only cleaned up.
   struct Watch {
-    Generation* generation = nullptr;
+    Choice* choice = nullptr;
     uint32_t slot = 0;
     uint32_t sequence = 0;
     uint32_t num_seen = 0;    // records read
@@ -69,6 +69,7 @@ class TokenReader {
   bool poll_list(std::vector<Watch>& list, bool moves_to_flowing);
   Progress look_at(Watch& watch);
   Progress read_tokens(Watch& watch, const StatusWord& status);
+  Status read_records(Watch& watch, std::span<uint32_t> token_ids, blink_slot_status& after);
   Progress finish(Watch& watch);
   Progress clean_up(Watch& watch, const blink_slot_status& status);
   void send_abort_if_asked(Watch& watch, const StatusWord& status);
@@ -88,10 +89,10 @@ class TokenReader {
   SpscQueue<TokenEvent>& events_;
   Doorbell& events_bell_;
 
-  SpscQueue<Generation*> new_;  // the urgent list's inbox
-  std::vector<Watch> urgent_;   // no token yet
+  SpscQueue<Choice*> new_;     // the urgent list's inbox
+  std::vector<Watch> urgent_;  // no token yet
   std::vector<Watch> flowing_;
-  std::vector<Watch> unsettled_;             // no generation
+  std::vector<Watch> unsettled_;             // no choice
   std::vector<blink_slot_status> statuses_;  // the front end's mirror of its range
   bool has_emitted_ = false;
 

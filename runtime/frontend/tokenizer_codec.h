@@ -20,6 +20,10 @@ class TokenizerCodec final : public TextCodec {
                        token_ids);
   }
 
+  void append_token_bytes(uint32_t token_id, std::string& bytes) const override {
+    tokenizer_->append_token_bytes(token_id, bytes);
+  }
+
   std::unique_ptr<TextDecoder> make_decoder(bool skips_special_tokens) const override {
     return std::make_unique<Decoder>(tokenizer_, skips_special_tokens);
   }

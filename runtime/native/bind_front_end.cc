@@ -20,6 +20,13 @@ namespace {
 namespace nb = nanobind;
 using nb::literals::operator""_a;
 
+ToolFormat tool_format_from_name(const std::string& name) {
+  if (name == "hermes") return ToolFormat::hermes;
+  if (name == "llama3") return ToolFormat::llama3;
+  if (name == "none") return ToolFormat::none;
+  throw std::invalid_argument("tool_format is '" + name + "'; it may be none, hermes or llama3");
+}
+
 // Sets one field by its name; the names are FrontEndConfig's.
 void set_field(FrontEndConfig& config, const std::string& name, nb::handle value) {
 #define BLINK_FIELD(field)                                  \
@@ -39,6 +46,7 @@ void set_field(FrontEndConfig& config, const std::string& name, nb::handle value
   BLINK_FIELD(eos_token_ids)
   BLINK_FIELD(front_end_index)
   BLINK_FIELD(has_chat_template)
+  BLINK_FIELD(target_name)
   BLINK_FIELD(serves_chat_page)
   BLINK_FIELD(max_connections)
   BLINK_FIELD(max_connections_per_address)
@@ -62,6 +70,10 @@ void set_field(FrontEndConfig& config, const std::string& name, nb::handle value
   BLINK_FIELD(max_poll_interval_us)
   BLINK_FIELD(stall_timeout_ms)
 #undef BLINK_FIELD
+  if (name == "tool_format") {
+    config.tool_format = tool_format_from_name(nb::cast<std::string>(value));
+    return;
+  }
   throw std::invalid_argument("FrontEnd has no option '" + name + "'");
 }
 

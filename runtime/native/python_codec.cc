@@ -47,6 +47,16 @@ void PythonCodec::encode(std::string_view text, bool adds_special_tokens,
   }
 }
 
+void PythonCodec::append_token_bytes(uint32_t token_id, std::string& bytes) const {
+  const nb::gil_scoped_acquire gil;
+  try {
+    const auto found = nb::cast<nb::bytes>(codec_.get().attr("token_bytes")(token_id));
+    bytes.append(found.c_str(), found.size());
+  } catch (const nb::python_error&) {
+    // An id the tokenizer does not know has no text.
+  }
+}
+
 std::unique_ptr<TextDecoder> PythonCodec::make_decoder(bool skips_special_tokens) const {
   const nb::gil_scoped_acquire gil;
   return std::make_unique<PythonDecoder>(codec_.get().attr("make_decoder")(skips_special_tokens));

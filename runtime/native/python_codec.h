@@ -25,7 +25,8 @@ class PythonReference {
   nanobind::object object_;
 };
 
-// `codec` has encode(text: str, adds_special_tokens: bool) -> list[int] and
+// `codec` has encode(text: str, adds_special_tokens: bool) -> list[int],
+// token_bytes(token_id: int) -> bytes and
 // make_decoder(skips_special_tokens: bool), whose result has append(token_id: int) -> str and
 // flush() -> str.
 class PythonCodec final : public TextCodec {
@@ -33,6 +34,7 @@ class PythonCodec final : public TextCodec {
   explicit PythonCodec(nanobind::object codec) : codec_(std::move(codec)) {}
   void encode(std::string_view text, bool adds_special_tokens,
               std::vector<uint32_t>& token_ids) const override;
+  void append_token_bytes(uint32_t token_id, std::string& bytes) const override;
   std::unique_ptr<TextDecoder> make_decoder(bool skips_special_tokens) const override;
   bool encodes_inline() const override { return false; }
 

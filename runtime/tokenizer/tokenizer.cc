@@ -215,6 +215,10 @@ std::optional<uint32_t> Tokenizer::id_of(std::string_view token) const {
   return std::nullopt;
 }
 
+void Tokenizer::append_token_bytes(uint32_t id, std::string& out) const {
+  out.append(data_->text_of(id));
+}
+
 uint32_t Tokenizer::num_ids() const { return data_->blob.header().num_ids; }
 
 bool Tokenizer::is_special(uint32_t id) const {

@@ -54,6 +54,9 @@ class Tokenizer {
   // The text of a whole sequence, well-formed UTF-8; ids outside the vocabulary give nothing.
   std::string decode(std::span<const uint32_t> ids, bool skip_special_tokens) const;
 
+  // Appends the bytes that `id` adds to the output, special or not; nothing outside the vocabulary.
+  void append_token_bytes(uint32_t id, std::string& out) const;
+
   // The id of an added token by its content, else of the vocabulary entry with these bytes.
   std::optional<uint32_t> id_of(std::string_view token) const;
 

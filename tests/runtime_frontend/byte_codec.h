@@ -11,6 +11,9 @@ class ByteCodec final : public TextCodec {
   void encode(std::string_view text, bool, std::vector<uint32_t>& token_ids) const override {
     for (const char byte : text) token_ids.push_back(static_cast<unsigned char>(byte));
   }
+  void append_token_bytes(uint32_t token_id, std::string& bytes) const override {
+    if (token_id < 256) bytes += static_cast<char>(token_id);
+  }
   std::unique_ptr<TextDecoder> make_decoder(bool) const override {
     return std::make_unique<Decoder>();
   }

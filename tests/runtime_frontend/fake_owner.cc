@@ -131,7 +131,7 @@ bool FakeOwner::generate(uint32_t slot, uint64_t now) {
     }
     if (token == kStallToken)
       std::this_thread::sleep_for(std::chrono::microseconds(options_.stall_us));
-    std::memcpy(ring_.output_record(slot, index), &token, sizeof(token));
+    write_record(slot, index, token);
     before_token(request, index);
     ++own.num_generated;
     const auto* stops_end = request.stop_token_ids + request.num_stop_token_ids;
@@ -147,6 +147,23 @@ bool FakeOwner::generate(uint32_t slot, uint64_t now) {
   }
   publish(slot, finish_reason, BLINK_ERROR_NONE);
   return true;
+}
+
+// Logprobs that a test can foresee: the token's is -0.5 - its id / 64, and the ids from it on
+// (from the next one on, for kUnlikelyToken) are the likeliest, each a quarter less than the one
+// before.
+void FakeOwner::write_record(uint32_t slot, uint32_t index, uint32_t token) {
+  blink_output_record record{};
+  record.token_id = token;
+  record.logprob = -0.5f - static_cast<float>(token) / 64.0f;
+  const uint32_t num_logprobs = slots_[slot].request.num_logprobs;
+  record.num_top = num_logprobs > 0 ? num_logprobs - 1 : 0;
+  const uint32_t first = token == kUnlikelyToken ? token + 1 : token;
+  for (uint32_t i = 0; i < record.num_top; ++i) {
+    record.top_ids[i] = (first + i) % 256;
+    record.top_logprobs[i] = record.logprob - 0.25f * static_cast<float>(i);
+  }
+  std::memcpy(ring_.output_record(slot, index), &record, ring_.sizes().output_record_bytes);
 }
 
 uint64_t FakeOwner::time_of_next_token(uint32_t slot, uint64_t now) const {

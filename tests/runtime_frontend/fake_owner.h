@@ -17,8 +17,9 @@ namespace blink {
 class FakeOwner {
  public:
   static constexpr uint32_t kEos = 256;
-  static constexpr uint32_t kNanToken = 257;    // fails its request
-  static constexpr uint32_t kStallToken = 258;  // stops the heartbeat for stall_us
+  static constexpr uint32_t kNanToken = 257;       // fails its request
+  static constexpr uint32_t kUnlikelyToken = 'z';  // not among its own likeliest ones
+  static constexpr uint32_t kStallToken = 258;     // stops the heartbeat for stall_us
 
   // When intervals begin: for a request when it was admitted; for all together, as the steps of a
   // batch do; or evenly spread, as if every request had come at its own time.
@@ -58,6 +59,7 @@ class FakeOwner {
   bool receive(uint32_t slot);
   bool generate(uint32_t slot, uint64_t now_us);
   uint64_t time_of_next_token(uint32_t slot, uint64_t now_us) const;
+  void write_record(uint32_t slot, uint32_t index, uint32_t token);
   void publish(uint32_t slot, uint32_t finish_reason, uint32_t error);
   void clear_new_epochs();
 

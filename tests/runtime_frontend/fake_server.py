@@ -55,6 +55,9 @@ class ByteCodec:
             ids.extend({"<nan>": [NAN], "<stall>": [STALL]}.get(part, part.encode()))
         return ids
 
+    def token_bytes(self, token_id: int) -> bytes:
+        return bytes([token_id]) if token_id < 256 else b""
+
     def make_decoder(self, skips_special_tokens: bool) -> ByteDecoder:
         return ByteDecoder()
 

@@ -72,7 +72,7 @@ def test_completion_stream(client: Any) -> None:
 
 def test_errors_are_the_clients_own(client: Any) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
-        client.chat.completions.create(model="fake", messages=MESSAGES, n=2)
+        client.chat.completions.create(model="fake", messages=MESSAGES, n=9)
     assert caught.value.param == "n"
     with pytest.raises(openai.NotFoundError):
         client.chat.completions.create(model="other", messages=MESSAGES)
