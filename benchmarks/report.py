@@ -61,6 +61,8 @@ def svg(groups: Sequence[Group], caption: str) -> str:
     y = 34
     for group in groups:
         parts.append(_text(8, y + 12, group.title, weight="bold"))
+        lines = ", ".join(f"{name} {value:g}" for name, value in group.marks)
+        parts.append(_text(LABEL_WIDTH + 230, y + 12, lines, size=10))
         y += GAP
         top = y
         for series, value in group.bars:
@@ -73,13 +75,12 @@ def svg(groups: Sequence[Group], caption: str) -> str:
             )
             parts.append(_text(LABEL_WIDTH + length + 6, y + 11, f"{value:.4g}"))
             y += BAR_HEIGHT
-        for name, value in group.marks:
+        for _, value in group.marks:
             x = LABEL_WIDTH + abs(value) / group.scale * (WIDTH - LABEL_WIDTH - 80)
             parts.append(
                 f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{top - 4}" y2="{y}" stroke="#222" '
                 f'stroke-dasharray="3,2"/>'
             )
-            parts.append(_text(x + 3, top - 5, f"{name} {value:g}", size=9))
         y += GAP // 2
     head = (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{y + 10}" '
