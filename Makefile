@@ -8,11 +8,15 @@ DEMO := .demo
 MODEL := $(DEMO)/SmolLM2-135M-Instruct
 BUNDLE := $(DEMO)/bundle
 GPU_MODELS := .cache/gpu_models
-SYSTEM_PACKAGES := g++ cmake ninja-build ccache libboost1.81-dev|libboost1.83-dev libibverbs-dev
-# Of the tests alone: virtual machines with an RDMA device (tests/rdma).
-TEST_PACKAGES := qemu-system-x86 busybox-static ibverbs-providers iproute2
+SYSTEM_PACKAGES := g++ cmake ninja-build ccache libboost1.81-dev|libboost1.83-dev libibverbs-dev \
+  libssl-dev
+# Of the tests alone: virtual machines with an RDMA device (tests/rdma), certificates, libFuzzer (fuzz).
+TEST_PACKAGES := qemu-system-x86 busybox-static ibverbs-providers iproute2 openssl clang-14|clang-18 \
+  libclang-rt-14-dev|libclang-rt-18-dev
+# Of each fuzz target.
+SECONDS ?= 60
 
-.PHONY: demo test test-slow lint bench bench-cpu bench-gpu system-packages native wheel clean
+.PHONY: demo test test-slow lint bench bench-cpu bench-gpu fuzz system-packages native wheel clean
 
 demo: $(BUNDLE)/manifest.json
 	$(BIN)/python examples/01_smollm2/ask.py $(BUNDLE) "What is the capital of France?"
@@ -23,9 +27,12 @@ test: $(VENV)/.dev $(BUNDLE)/manifest.json
 test-slow: $(VENV)/.dev $(BUNDLE)/manifest.json
 	$(BIN)/python -m pytest -m "slow and not gpu" $(PYTEST_ARGS)
 
+fuzz: $(VENV)/.dev
+	$(BIN)/python fuzz/run.py $(SECONDS)
+
 lint: $(VENV)/.dev
-	$(BIN)/ruff check blinkc runtime tests examples benchmarks
-	$(BIN)/ruff format --check blinkc runtime tests examples benchmarks
+	$(BIN)/ruff check blinkc runtime tests examples benchmarks fuzz
+	$(BIN)/ruff format --check blinkc runtime tests examples benchmarks fuzz
 	$(BIN)/mypy
 	$(BIN)/python tests/lint/run.py
 
@@ -54,7 +61,7 @@ $(VENV)/.installed: pyproject.toml | system-packages
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.installed
-	@.ci/system-packages $(TEST_PACKAGES)
+	@.ci/system-packages $(foreach package,$(TEST_PACKAGES),'$(package)')
 	$(BIN)/pip install -q "cffi>=1.16" "httpx>=0.27" "hypothesis>=6" "mypy>=1.15" "pytest>=8" \
 	  "pytest-timeout>=2" "pytest-xdist>=3" "ruff>=0.9" "clang-format==18.1.8"
 	@touch $@
