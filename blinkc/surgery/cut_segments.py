@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import onnx_graphsurgeon as gs
 
 from blinkc.errors import BlinkError
-from blinkc.surgery.fold_shapes import ROW_SYMBOLS
+from blinkc.surgery.fold_shapes import ROW_SYMBOLS, SAMPLES, TOKENS
 from blinkc.surgery.squeeze_tokens import SqueezedDecoder
 
 
@@ -34,7 +34,7 @@ def cut_segments(decoder: SqueezedDecoder) -> list[Piece]:
     """
     decoder.graph.toposort()
     order = {id(node): index for index, node in enumerate(decoder.graph.nodes)}
-    depth = _depths(decoder)
+    depth = node_depths(decoder)
     crossing: dict[int, dict[int, gs.Variable]] = defaultdict(dict)  # depth made -> tensors by id
     last = max((depth[id(node)] for node in decoder.graph.nodes), default=0)
     pieces = [Piece() for _ in range(last + 1)]
@@ -66,7 +66,7 @@ def cut_segments(decoder: SqueezedDecoder) -> list[Piece]:
     return pieces
 
 
-def _depths(decoder: SqueezedDecoder) -> dict[int, int]:
+def node_depths(decoder: SqueezedDecoder) -> dict[int, int]:
     """Number of cut ops, at most, between the inputs and each node."""
     depth: dict[int, int] = {}
     for node in decoder.graph.nodes:
@@ -89,12 +89,15 @@ def made_in(tensor: gs.Tensor, depth: dict[int, int]) -> int | None:
 def is_made_anew(tensor: gs.Tensor) -> bool:
     """Say whether a tensor is cheaper to make again in each piece than to hand over.
 
-    Views are; what has no rows, such as arithmetic on a weight, must be.
+    Views are, and picked rows, so that the piece before the last stays like the others; what has no
+    rows, such as arithmetic on a weight, must be.
     """
     if not tensor.inputs or tensor.inputs[0].domain == "blink":
         return False
     has_rows = bool(tensor.shape) and tensor.shape[0] in ROW_SYMBOLS
-    return tensor.inputs[0].op == "Reshape" or not has_rows
+    producer = tensor.inputs[0]
+    picks = producer.op == "Gather" and producer.inputs[0].shape[:1] == (TOKENS,)
+    return producer.op == "Reshape" or not has_rows or (picks and tensor.shape[0] == SAMPLES)
 
 
 def sources(tensor: gs.Tensor, depth: dict[int, int], piece: int) -> list[gs.Tensor]:

@@ -18,6 +18,7 @@ from blinkc.surgery.canonicalize_segments import (
 )
 from blinkc.surgery.cut_segments import Piece, cut_segments
 from blinkc.surgery.merge_matmuls import merge_matmuls
+from blinkc.surgery.pick_rows import pick_rows_early
 from blinkc.surgery.segments import CutOpCall, Segment, SegmentCall, SegmentedModel, ValueSpec
 from blinkc.surgery.squeeze_tokens import SqueezedDecoder, squeeze_tokens
 
@@ -25,7 +26,7 @@ _MAX_INLINE_BYTES = 64  # larger constants become weights
 
 
 def segment_decoder(graph: DecoderGraph) -> SegmentedModel:
-    """Squeeze, fold, merge, cut and canonicalize `graph`.
+    """Squeeze, fold, merge, pick, cut and canonicalize `graph`.
 
     Raises:
         BlinkError: the model has no attention layer, mixes tokens elsewhere, or uses an op
@@ -34,6 +35,7 @@ def segment_decoder(graph: DecoderGraph) -> SegmentedModel:
     """
     squeezed = squeeze_tokens(graph)
     weights = merge_matmuls(squeezed, graph.weights)
+    pick_rows_early(squeezed)
     weights |= _lift_constants(squeezed)
     pieces = cut_segments(squeezed)
     if not any(op.op == "PagedAttention" for piece in pieces for op in piece.cut_ops):

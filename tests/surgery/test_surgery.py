@@ -77,6 +77,20 @@ def test_composed_segments_compute_the_graph() -> None:
     np.testing.assert_allclose(got[1][0], logits[4], rtol=1e-5, atol=1e-6)
 
 
+def test_rows_are_picked_where_the_last_piece_begins() -> None:
+    # Guards: a prefill of 2048 tokens would run the last layer's products over all of them.
+    model = segment_decoder(small_decoder(3))
+    last = [call for call in model.calls if isinstance(call, SegmentCall)][-1]
+    assert "rows" in last.activations
+    segment = model.segments[last.segment]
+    inputs = {spec.name for spec in segment.activations}
+    picks = [node for node in segment.model.graph.node if node.op_type == "Gather"]
+    assert len(picks) == 2  # the residual and what attention returns
+    assert all(name in inputs for node in picks for name in node.input)
+    others = [node for node in segment.model.graph.node if node.op_type != "Gather"]
+    assert not any(name in inputs for node in others for name in node.input)
+
+
 def _with_op_on_embedding(*nodes: tuple[str, dict[str, object], object]) -> GraphWriter:
     writer = GraphWriter()
     x = writer.embed()
