@@ -183,7 +183,8 @@ def _always(chosen: Any, *_sizes: int) -> Any:
 def override(settings: str) -> None:
     """Try variants: `early=0` (no programmatic launch), `gemv=NAME` (an instance for every small
     product),
-    `stream=N` (our products up to N rows)."""
+    `stream=N` (streaming products up to N rows), `narrow=N` (warpgroup products from N rows on),
+    `many=0` (decode attention in blocks of 8 warps alone)."""
     from blink_runtime import cuda_kernels, cuda_steps
     from blinkc.engine.cuda_instances import GEMV_INSTANCES
 
@@ -196,6 +197,10 @@ def override(settings: str) -> None:
             cuda_kernels.choose_gemv = partial(_always, chosen)
         elif name == "stream":
             cuda_steps.MAX_STREAM_ROWS = int(value)
+        elif name == "many":
+            cuda_kernels.has_decode_many = partial(_always, value == "1")
+        elif name == "narrow":
+            cuda_steps.MIN_NARROW_ROWS = int(value)
         elif name == "reset":
             cuda_steps.launch = cuda_driver_launch
             cuda_kernels.choose_gemv = chosen_by_size

@@ -81,6 +81,18 @@ def compile_cuda(
     return link_cubin([relocatable], arch, libraries=[toolkit.device_runtime])
 
 
+def compile_whole(sources: Mapping[str, str], arch: str, *, flags: Sequence[str] = ()) -> bytes:
+    """Compile the first `.cu` of `sources` as a program of its own: no device runtime, no linking.
+
+    Relocatable code may call what it does not see, and then ptxas waits for every warpgroup product
+    before the next: kernels that multiply are compiled this way.
+
+    Raises:
+        BlinkError: NVRTC is missing or rejects the source; carries its log.
+    """
+    return _run_nvrtc(sources, arch, (), (*flags, "--relocatable-device-code=false"))
+
+
 def compile_relocatable(
     sources: Mapping[str, str],
     arch: str,
@@ -89,6 +101,12 @@ def compile_relocatable(
     flags: Sequence[str] = (),
 ) -> bytes:
     """Run NVRTC on the first `.cu` of `sources`; return a relocatable cubin."""
+    return _run_nvrtc(sources, arch, include_dirs, (*flags, "--relocatable-device-code=true"))
+
+
+def _run_nvrtc(
+    sources: Mapping[str, str], arch: str, include_dirs: Sequence[Path], flags: Sequence[str]
+) -> bytes:
     nvrtc = _import("nvrtc")
     main = next(name for name in sources if name.endswith(".cu"))
     headers = {**_C_HEADERS, **{name: text for name, text in sources.items() if name != main}}
@@ -106,7 +124,6 @@ def compile_relocatable(
     options = [
         f"--gpu-architecture={arch}",
         "--std=c++20",
-        "--relocatable-device-code=true",
         *(f"--include-path={path}" for path in (include_folder(), *include_dirs)),
         *flags,
     ]

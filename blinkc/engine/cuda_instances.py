@@ -41,22 +41,24 @@ GEMV_INSTANCES = (
 class NarrowInstance:
     """Template arguments of one instance of the product for up to 64 rows (narrow.cuh).
 
-    `columns` activation rows; `splits` blocks of a cluster share k.
+    `columns` activation rows; `splits` blocks of a cluster share k; `stages` of 64 values of k are
+    in shared memory.
     """
 
     columns: int
     splits: int
+    stages: int
 
     @property
     def name(self) -> str:
         """Return the kernel's name."""
-        return f"narrow_{self.columns}_{self.splits}"
+        return f"narrow_{self.columns}_{self.splits}_{self.stages}"
 
 
 NARROW_TILE = 128  # kNarrowTile, weight rows of a block
 NARROW_INSTANCES = tuple(
-    NarrowInstance(columns=columns, splits=splits)
-    for columns in (16, 32, 64)
+    NarrowInstance(columns=columns, splits=splits, stages=stages)
+    for columns, stages in ((16, 5), (32, 4), (64, 3))
     for splits in (1, 2, 4, 8)
 )
 
@@ -64,6 +66,18 @@ NARROW_INSTANCES = tuple(
 def decode_attention_warps(head_dim: int, wide: bool) -> int:
     """Return the warps of a decode attention block; wide groups and heads want more registers."""
     return 4 if wide or head_dim > 128 else 8
+
+
+DECODE_MANY_WARPS = 6
+
+
+def has_decode_many(head_dim: int, wide: bool) -> bool:
+    """Say whether there is an instance of DECODE_MANY_WARPS for launches of more than a wave.
+
+    Two of its blocks fit on a multiprocessor, where of eight warps one does: one starts or merges
+    while the other streams. Smaller heads fit more than once as they are.
+    """
+    return not wide and 64 < head_dim <= 128
 
 
 EXPERT_STREAM_WARPS = 8

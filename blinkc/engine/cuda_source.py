@@ -10,11 +10,13 @@ from dataclasses import dataclass
 
 from blinkc.codegen.environment import render_template
 from blinkc.engine.cuda_instances import (
+    DECODE_MANY_WARPS,
     GEMV_INSTANCES,
     NARROW_INSTANCES,
     GemvInstance,
     NarrowInstance,
     decode_attention_warps,
+    has_decode_many,
 )
 from blinkc.errors import BlinkError
 
@@ -88,15 +90,7 @@ def render_cuda_source(needs: CudaNeeds) -> str:
         logits_dtype=CUDA_DTYPES[needs.logits_dtype],
         gemv_variants=needs.gemv,
         narrow_variants=needs.narrow,
-        heads=tuple(
-            HeadInstance(
-                name=f"{dim}_wide" if wide else str(dim),
-                dim=dim,
-                wide="true" if wide else "false",
-                warps=decode_attention_warps(dim, wide),
-            )
-            for dim, wide in heads
-        ),
+        heads=tuple(instance for dim, wide in heads for instance in _head_instances(dim, wide)),
         head_dims=tuple(sorted({dim for dim, _ in heads})),
         activation=ACTIVATIONS[needs.activation] if needs.activation else "",
         ids_dtype={"int32": "int32_t", "int64": "int64_t"}[needs.ids_dtype],
@@ -106,13 +100,22 @@ def render_cuda_source(needs: CudaNeeds) -> str:
     return render_template("cuda_kernels.cu.jinja", context)
 
 
+def _head_instances(dim: int, wide: bool) -> list[HeadInstance]:
+    flag, warps = "true" if wide else "false", decode_attention_warps(dim, wide)
+    name = f"{dim}_wide" if wide else str(dim)
+    made = [HeadInstance(name=name, dim=dim, wide=flag, warps=warps)]
+    if has_decode_many(dim, wide):
+        made.append(HeadInstance(name=f"{name}_many", dim=dim, wide=flag, warps=DECODE_MANY_WARPS))
+    return made
+
+
 def compile_kernels(source: str, architecture: str) -> bytes:
-    """Compile what `render_cuda_source` returned; needs NVRTC and nvJitLink, neither GPU nor nvcc.
+    """Compile what `render_cuda_source` returned; needs NVRTC, neither GPU nor nvcc.
 
     Raises:
         BlinkError: the tools are missing, or reject the source; carries their log.
     """
-    from blinkc.codegen.compile_cuda import compile_cuda
+    from blinkc.codegen.compile_cuda import compile_whole
 
     # The kernels' headers have plain constexpr functions, for the host's tests too.
-    return compile_cuda({"kernels.cu": source}, architecture, flags=("-default-device",))
+    return compile_whole({"kernels.cu": source}, architecture, flags=("-default-device",))

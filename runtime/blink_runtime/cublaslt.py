@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 WORKSPACE_BYTES = 64 << 20
 _CANDIDATES = 12
+_CANDIDATES_MANY_ROWS = 32  # large products are worth a longer search
+_FINALISTS = 4
 # cublasLt.h, library_types.h
 _TYPES = {"fp32": 0, "fp16": 2, "bf16": 14}
 _COMPUTE_32F = 68
@@ -191,20 +193,30 @@ class CublasLt:
             for candidate in self._candidates(plan, shape)
             if self._run(plan, candidate, x, weights[0], bias, out, stream) == 0
         ]
-        # Two passes over all of them, the better time of each: clocks and caches drift.
-        timed: list[tuple[float, int, _Heuristic]] = []
-        for number, candidate in enumerate(able + able):
+        if not able:
+            raise BlinkError(f"cuBLASLt has no algorithm for product {shape.key}")
+
+        def milliseconds(candidate: _Heuristic, first_weight: int, repeats: int) -> float:
             start, end = Event(), Event()
-            repeats = 6 if shape.m * shape.n * shape.k < 1 << 34 else 2
             start.record(stream)
             for i in range(repeats):
-                weight = weights[(i + number) % len(weights)]
+                weight = weights[(first_weight + i) % len(weights)]
                 self._run(plan, candidate, x, weight, bias, out, stream)
             end.record(stream)
-            timed.append((end.milliseconds_since(start), number, candidate))
-        if not timed:
-            raise BlinkError(f"cuBLASLt has no algorithm for product {shape.key}")
-        plan.algo = min(timed)[2]
+            return end.milliseconds_since(start)
+
+        def ranked(candidates: list[_Heuristic], passes: int, repeats: int) -> list[_Heuristic]:
+            """Sort by the best time over several passes: clocks and caches drift."""
+            best = [float("inf")] * len(candidates)
+            for turn in range(passes * len(candidates)):
+                at = turn % len(candidates)
+                best[at] = min(best[at], milliseconds(candidates[at], turn, repeats))
+            order = sorted(range(len(candidates)), key=lambda i: best[i])
+            return [candidates[i] for i in order]
+
+        is_large = shape.m * shape.n * shape.k >= 1 << 34
+        able = ranked(able, 2, 2 if is_large else 6)
+        plan.algo = ranked(able[:_FINALISTS], 3, 4)[0] if is_large else able[0]
         self.algorithms[shape.key] = list(plan.algo.algo)
         self.num_measured += 1
 
@@ -223,7 +235,8 @@ class CublasLt:
             ),
             "preference attribute",
         )
-        results = (_Heuristic * _CANDIDATES)()
+        count = _CANDIDATES if shape.m < 256 else _CANDIDATES_MANY_ROWS
+        results = (_Heuristic * count)()
         found = c_int()
         status = self._lib.cublasLtMatmulAlgoGetHeuristic(
             self._handle,
@@ -233,7 +246,7 @@ class CublasLt:
             plan.d,
             plan.d,
             preference,
-            _CANDIDATES,
+            count,
             results,
             byref(found),
         )

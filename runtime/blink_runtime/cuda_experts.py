@@ -155,11 +155,8 @@ def _single_experts(
     out: int,
     scratch: dict[str, int],
 ) -> list[Launch]:
-    """Return the experts of one token: two products over its experts in turn.
-
-    Two blocks of the first and one of the second fit on a multiprocessor, so that the second asks
-    for its weights while the first runs.
-    """
+    """Return the experts of one token: two products over its experts in turn."""
+    blocks = EXPERT_STREAM_BLOCKS_PER_MULTIPROCESSOR * kernels.num_multiprocessors
     sizes = (
         c_int32(shape.hidden_size),
         c_int32(shape.intermediate_size),
@@ -168,15 +165,9 @@ def _single_experts(
     )
     hidden = scratch["hidden"]
     parts = (
-        (
-            "experts_gate_up_single",
-            2,
-            (x, gate_up, hidden, ids, weights),
-            shape.hidden_size,
-        ),
+        ("experts_gate_up_single", (x, gate_up, hidden, ids, weights), shape.hidden_size),
         (
             "experts_down_single",
-            1,
             (hidden, down, out, ids),
             shape.num_choices * shape.intermediate_size,
         ),
@@ -184,10 +175,10 @@ def _single_experts(
     return [
         Launch(
             kernels.function(name),
-            (blocks * kernels.num_multiprocessors, 1, 1),
+            (blocks, 1, 1),
             EXPERT_STREAM_WARPS * 32,
             kernels.shared_bytes(name) + (num_k + 32) * 2,
             (*map(pointer, pointers), *sizes),
         )
-        for name, blocks, pointers, num_k in parts
+        for name, pointers, num_k in parts
     ]

@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING
 from blink_runtime.cuda_driver import Function
 from blink_runtime.cuda_graphs import Launch
 from blinkc.engine.cuda_instances import (
+    DECODE_MANY_WARPS,
     GEMV_INSTANCES,
     NARROW_INSTANCES,
     NARROW_TILE,
     GemvInstance,
     NarrowInstance,
     decode_attention_warps,
+    has_decode_many,
 )
 from blinkc.errors import InternalError
 
@@ -259,10 +261,16 @@ class CudaKernels:
         arrivals: int,
         batch: int,
         seqlen: int,
+        many: bool | None = None,
     ) -> list[Launch]:
-        """Return attention (and KV append) of one token a row."""
+        """Return attention (and KV append) of one token a row; `many` overrides the choice made
+        by size."""
         share = share_decode(shape, batch, seqlen, self.num_multiprocessors)
-        name = shape.decode_kernel
+        name, warps = shape.decode_kernel, shape.decode_warps
+        if many is None:
+            many = batch * shape.num_kv_heads * share.num_splits > self.num_multiprocessors
+        if many and has_decode_many(shape.head_dim, shape.group > 8):
+            name, warps = f"{name}_many", DECODE_MANY_WARPS
         pointers = (
             q,
             k,
@@ -288,7 +296,7 @@ class CudaKernels:
             Launch(
                 self.function(name),
                 (share.num_splits, shape.num_kv_heads, batch),
-                shape.decode_warps * 32,
+                warps * 32,
                 self.shared_bytes(name),
                 (
                     *map(pointer, pointers),
@@ -351,7 +359,7 @@ class CudaKernels:
         )
         attention = Launch(
             self.function(name),
-            (tiles, shape.num_kv_heads, 1),
+            (shape.num_kv_heads, tiles, 1),
             self.constant(f"{name}_threads"),
             self.shared_bytes(name),
             (
@@ -364,13 +372,16 @@ class CudaKernels:
         return [append, attention]
 
     def sample(self, step: StepAddresses, logits: int, batch: int, vocab_size: int) -> list[Launch]:
-        """Return the sampling of every row."""
+        """Return the sampling of every row: a cluster of blocks each, which hold the row."""
+        blocks, threads = self.constant("sample_rows_blocks"), self.constant("sample_rows_threads")
+        parts = blocks * threads // 32
+        places = ceil_div(ceil_div(vocab_size, parts), 256) * 256  # RowPart::places
         return [
             Launch(
                 self.function("sample_rows"),
-                (batch, 1, 1),
-                1024,
-                0,
+                (blocks, batch, 1),
+                threads,
+                places * (threads // 32) * self.constant("sample_rows_element_bytes"),
                 (
                     pointer(logits),
                     pointer(step.sampling),

@@ -35,6 +35,7 @@ MAX_NARROW_ROWS = 64  # what narrow.cuh takes
 MIN_NARROW_ROWS = 9  # fewer rows stream faster through gemv.cuh
 _ALIGNMENT_BYTES = 256
 _ENOUGH_BLOCKS = 1056  # of a row kernel: 8 on each of 132 multiprocessors
+_THREADS_OF_MANY_ROWS = 256  # of a row kernel: small blocks hide each other's barriers
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -221,7 +222,10 @@ class CudaSteps:
             grid = (rows, blocks, 1)
             args = tuple(c_uint64(address(place)) for place in entry["args"])
             function = kernels.function(entry["kernel"])
-            return [Launch(function, grid, entry["threads"], entry["shared_bytes"], args)]
+            threads = entry["threads"]
+            if rows >= _ENOUGH_BLOCKS and threads > 2 * _THREADS_OF_MANY_ROWS:
+                threads = _THREADS_OF_MANY_ROWS
+            return [Launch(function, grid, threads, entry["shared_bytes"], args)]
         if entry["op"] == "attention":
             shape = _attention_shape(entry)
             q, k, v, out = (address(entry[name]) for name in ("q", "k", "v", "out"))

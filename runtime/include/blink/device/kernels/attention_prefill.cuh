@@ -48,7 +48,7 @@ constexpr int prefill_attention_shared_bytes() {
 /* Tokens a block takes. */
 __device__ __forceinline__ int prefill_tokens_per_tile(int group) { return kPrefillPairs / group; }
 
-/* Grid (tiles, Hkv), tiles at least the sum over rows of ceil(tokens / tokens_per_tile): T / that +
+/* Grid (Hkv, tiles), tiles at least the sum over rows of ceil(tokens / tokens_per_tile): T / that +
  * B suffices. kPrefillThreads<kDim> threads. */
 template <typename T, int kDim>
 __device__ __forceinline__ void prefill_attention(const PrefillAttention& a) {
@@ -62,9 +62,9 @@ __device__ __forceinline__ void prefill_attention(const PrefillAttention& a) {
   let_next_start();
   wait_for_previous();
 
-  // The last tiles of a row see the most keys: they go first.
-  const int head = blockIdx.y, tile_tokens = prefill_tokens_per_tile(a.group);
-  int row = 0, tile = gridDim.x - 1 - blockIdx.x, first = 0, num_new = 0, kv_len = 0;
+  // The last tiles of a row see the most keys: they go first, of all heads.
+  const int head = blockIdx.x, tile_tokens = prefill_tokens_per_tile(a.group);
+  int row = 0, tile = gridDim.y - 1 - blockIdx.y, first = 0, num_new = 0, kv_len = 0;
   for (; row < a.num_rows; ++row) {
     kv_len = a.row_kv_len[row];
     first = a.row_query_start[row];

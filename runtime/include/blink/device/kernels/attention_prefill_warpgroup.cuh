@@ -39,7 +39,7 @@ struct PrefillTile {
  * they go first. */
 __device__ __forceinline__ bool find_prefill_tile(const PrefillAttention& a, PrefillTile& found) {
   const int tile_tokens = prefill_tokens_per_tile(a.group);
-  int tile = static_cast<int>(gridDim.x) - 1 - static_cast<int>(blockIdx.x);
+  int tile = static_cast<int>(gridDim.y) - 1 - static_cast<int>(blockIdx.y);
   for (int row = 0; row < a.num_rows; ++row) {
     const int kv_len = a.row_kv_len[row], first = a.row_query_start[row];
     const int num_new = kv_len > 0 ? a.row_query_start[row + 1] - first : 0;
@@ -57,47 +57,59 @@ __device__ __forceinline__ bool find_prefill_tile(const PrefillAttention& a, Pre
 /* Copies tiles of keys and values from their pages; page numbers are read a tile ahead. */
 template <typename T, int kDim>
 struct PanelLoader {
-  static constexpr int kPieces = kDim / 8;
-  static constexpr int kCopies =
-      (kPrefillKeys * kPieces + kPanelPrefillThreads - 1) / kPanelPrefillThreads;
+  static constexpr int kPieces = kDim / 8, kThreads = kPanelPrefillThreads;
+  static constexpr int kCopies = (kPrefillKeys * kPieces + kThreads - 1) / kThreads;
   static constexpr int kPanel = kPrefillKeys * kPanelBytes;
 
-  const PrefillAttention& a;
   const int32_t* pages;
+  const char* base;  // the head's keys in page 0
+  uint32_t page_bytes;
+  uint32_t to_values;  // bytes from a key to its value
+  int page_shift;
   int key_end;  // one past the last key that is read
-  int64_t to_values;
-  int32_t page[kCopies];
+  uint32_t page[kCopies];
 
-  __device__ PanelLoader(const PrefillAttention& attention, int row, int end)
-      : a(attention), key_end(end) {
+  __device__ PanelLoader(const PrefillAttention& a, int row, int head, int end)
+      : page_shift(a.page_shift), key_end(end) {
     pages = a.page_table + static_cast<int64_t>(a.row_lane[row]) * a.max_pages_per_lane;
-    to_values = (static_cast<int64_t>(a.num_kv_heads) << a.page_shift) * kDim;
+    const uint32_t head_bytes = static_cast<uint32_t>(kDim * 2) << page_shift;
+    base = static_cast<const char*>(a.kv) + static_cast<int64_t>(head) * head_bytes;
+    to_values = a.num_kv_heads * head_bytes;
+    page_bytes = 2 * to_values;
   }
   __device__ __forceinline__ void look_up(int key0) {
 #pragma unroll
     for (int i = 0; i < kCopies; ++i) {
-      const int token = key0 + (threadIdx.x + i * kPanelPrefillThreads) / kPieces;
-      page[i] = token < key_end ? pages[token >> a.page_shift] : 0;
+      const int token = key0 + static_cast<int>(threadIdx.x + i * kThreads) / kPieces;
+      page[i] = token < key_end ? pages[token >> page_shift] : 0;
     }
   }
   /* `stage`: the keys' panels, the values' behind them. */
-  __device__ __forceinline__ void request(int head, int key0, uint32_t stage) const {
+  __device__ __forceinline__ void request(int key0, uint32_t stage) const {
+    // Places are reckoned anew each time: kept over the loop, they would spill.
+    int thread;
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
 #pragma unroll
     for (int i = 0; i < kCopies; ++i) {
-      const int index = threadIdx.x + i * kPanelPrefillThreads;
+      const int index = thread + i * kThreads;
       const int key = index / kPieces, piece = index % kPieces, token = key0 + key;
-      if (kPrefillKeys * kPieces % kPanelPrefillThreads != 0 && key >= kPrefillKeys) break;
+      if (kPrefillKeys * kPieces % kThreads != 0 && key >= kPrefillKeys) break;
       const bool real = token < key_end;
-      const int64_t unit = (static_cast<int64_t>(page[i]) * 2 * a.num_kv_heads + head)
-                           << a.page_shift;
-      const T* from = static_cast<const T*>(a.kv) +
-                      (unit + (token & ((1 << a.page_shift) - 1))) * kDim + piece * 8;
+      const uint32_t inside =
+          static_cast<uint32_t>(token & ((1 << page_shift) - 1)) * (kDim * 2) + piece * 16;
+      const char* from = base + static_cast<uint64_t>(page[i]) * page_bytes + inside;
       const uint32_t to = stage + piece / 8 * kPanel + panel_offset(key, piece % 8);
       copy_async(to, from, real);
       copy_async(to + kHeadPanels<kDim> * kPanel, from + to_values, real);
     }
   }
 };
+
+/* tanh(x / 2) of x in units of log2(e), to about 1e-7: a few instructions where tanhf takes forty.
+ */
+__device__ __forceinline__ float tanh_of_half(float x) {
+  return 1.0f - __fdividef(2.0f, 1.0f + exp2_fast(x));
+}
 
 /* Turns scores into weights: soft cap, mask, running maximum and sum. `factor` is what the sums so
  * far shrink by. position: of this lane's two rows. */
@@ -109,8 +121,9 @@ __device__ __forceinline__ void weigh_scores(const PrefillAttention& a, float (&
   const int t = threadIdx.x % 4;
   float scale = a.scale * kLog2e;
   if (a.softcap > 0.0f) {
+    const float inner = 2.0f * scale / a.softcap, outer = a.softcap * kLog2e;
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) s[i] = a.softcap * kLog2e * tanhf(s[i] * a.scale / a.softcap);
+    for (int i = 0; i < kCount; ++i) s[i] = outer * tanh_of_half(s[i] * inner);
     scale = 1.0f;
   }
   if (key0 + kPrefillKeys > first_position + 1 || a.window > 0) {
@@ -176,7 +189,7 @@ __device__ __forceinline__ void store_prefill(const PrefillAttention& a, const P
   }
 }
 
-/* Grid (tiles, Hkv) as for `prefill_attention`; kPanelPrefillThreads threads. */
+/* Grid (Hkv, tiles) as for `prefill_attention`; kPanelPrefillThreads threads. */
 template <typename T, int kDim>
 __device__ __forceinline__ void panel_prefill_attention(const PrefillAttention& a) {
   constexpr int kPanels = kHeadPanels<kDim>, kPieces = kDim / 8, kSteps = kDim / 16;
@@ -189,7 +202,7 @@ __device__ __forceinline__ void panel_prefill_attention(const PrefillAttention& 
   wait_for_previous();
   PrefillTile tile;
   if (!find_prefill_tile(a, tile)) return;
-  const int head = blockIdx.y, num_q_heads = a.num_kv_heads * a.group;
+  const int head = blockIdx.x, num_q_heads = a.num_kv_heads * a.group;
 
   for (int i = threadIdx.x; i < kPrefillPairs * kPieces; i += kPanelPrefillThreads) {
     const int pair = i / kPieces, piece = i % kPieces, token = pair / a.group, h = pair % a.group;
@@ -204,9 +217,9 @@ __device__ __forceinline__ void panel_prefill_attention(const PrefillAttention& 
   const int key_end = tile.position + tile.count;  // one past the last key any pair sees
   const int key_begin =
       a.window > 0 ? max(0, tile.position - a.window + 1) / kPrefillKeys * kPrefillKeys : 0;
-  PanelLoader<T, kDim> loader(a, tile.row, key_end);
+  PanelLoader<T, kDim> loader(a, tile.row, head, key_end);
   loader.look_up(key_begin);
-  loader.request(head, key_begin, ring);
+  loader.request(key_begin, ring);
   copy_async_commit();
   loader.look_up(key_begin + kPrefillKeys);
 
@@ -225,7 +238,7 @@ __device__ __forceinline__ void panel_prefill_attention(const PrefillAttention& 
     show_to_products();
     __syncthreads();  // the stage is full, and the other one is no longer read
     if (key0 + kPrefillKeys < key_end) {
-      loader.request(head, key0 + kPrefillKeys, ring + (stage ^ 1) * kStage);
+      loader.request(key0 + kPrefillKeys, ring + (stage ^ 1) * kStage);
       loader.look_up(key0 + 2 * kPrefillKeys);
     }
     copy_async_commit();
@@ -242,8 +255,11 @@ __device__ __forceinline__ void panel_prefill_attention(const PrefillAttention& 
     hold(s);
     float factor[2];
     weigh_scores(a, s, key0, position, tile.position, top, total, factor);
+    // Maxima settle after a few tiles; times one is left out.
+    if (__any_sync(0xffffffffu, factor[0] != 1.0f || factor[1] != 1.0f)) {
 #pragma unroll
-    for (int i = 0; i < kDim / 2; ++i) acc[i] *= factor[i >> 1 & 1];
+      for (int i = 0; i < kDim / 2; ++i) acc[i] *= factor[i >> 1 & 1];
+    }
     uint32_t p[kPrefillKeys / 16][4];
 #pragma unroll
     for (int i = 0; i < kPrefillKeys / 16; ++i)

@@ -192,11 +192,11 @@ struct SingleGateUpWork {
 
 template <typename T>
 struct SingleDownWork {
-  static constexpr bool kWeightsKnownEarly = true;  // the experts are
-  const T* hidden;                                  // [k, I], weighted
-  const T* down;                                    // [E, H, I]
-  T* out;                                           // [1, H]
-  const int32_t* experts;                           // as above
+  static constexpr bool kWeightsKnownEarly = false;
+  const T* hidden;         // [k, I], weighted
+  const T* down;           // [E, H, I]
+  T* out;                  // [1, H]
+  const int32_t* experts;  // as above
   int hidden_size, intermediate_size;
 
   __device__ int num_items() const { return hidden_size / 8; }
@@ -218,15 +218,13 @@ struct SingleDownWork {
 constexpr int kMaxChoices = 32;
 
 /* The experts of the one token, for all threads; an id that is none counts as expert 0 with its
- * weight. Past L1: the kernel for down asks before it waits, for what was written a kernel before
- * the previous one. */
+ * weight. */
 template <typename Id>
 __device__ __forceinline__ const int32_t* single_experts(const Id* ids, int num_choices,
                                                          int num_experts) {
   __shared__ int32_t experts[kMaxChoices];
   if (threadIdx.x < num_choices)
-    experts[threadIdx.x] =
-        min(max(static_cast<int32_t>(__ldcg(ids + threadIdx.x)), 0), num_experts - 1);
+    experts[threadIdx.x] = min(max(static_cast<int32_t>(ids[threadIdx.x]), 0), num_experts - 1);
   __syncthreads();
   return experts;
 }

@@ -19,14 +19,13 @@ namespace blink::kernels {
 constexpr int kNarrowTile = 128, kNarrowDepth = 64, kNarrowThreads = 128;
 constexpr int kNarrowStride = kNarrowTile + 4;  // of the sums; 8 rows hit distinct banks
 
-/* Stages of the ring: about 90 KiB, so that two blocks share a multiprocessor. */
-template <int kColumns>
-constexpr int kNarrowStages = kColumns <= 16 ? 5 : 4;
 template <int kColumns>
 constexpr int kNarrowStageBytes = (kNarrowTile + kColumns) * kPanelBytes;
-template <int kColumns>
+template <int kColumns, int kStages>
 constexpr int narrow_shared_bytes() {
-  return kNarrowStages<kColumns> * kNarrowStageBytes<kColumns> + 1024;
+  constexpr int kRing = kStages * kNarrowStageBytes<kColumns>;
+  constexpr int kSums = kColumns * kNarrowStride * 4;
+  return (kRing > kSums ? kRing : kSums) + 1024;
 }
 
 #if BLINK_HAS_WARPGROUP_PRODUCTS
@@ -79,10 +78,10 @@ __device__ __forceinline__ void store_narrow(uint32_t sums, const T* bias, T* ou
 /* Grid (kSplits, ceil(num_n / 128)), clusters of kSplits, kNarrowThreads threads. num_m <=
  * kColumns, num_k % 64 == 0; w, x and their rows aligned to 16 bytes. Weight rows past num_n read
  * row num_n - 1 and store nothing. */
-template <typename T, int kColumns, int kSplits>
+template <typename T, int kColumns, int kSplits, int kStages>
 __device__ __forceinline__ void narrow_product(const T* w, const T* x, const T* bias, T* out,
                                                int num_m, int num_n, int num_k) {
-  constexpr int kStages = kNarrowStages<kColumns>, kStage = kNarrowStageBytes<kColumns>;
+  constexpr int kStage = kNarrowStageBytes<kColumns>;
   constexpr int kRowsApart = kNarrowThreads / 8;  // rows that a thread copies a piece of
   extern __shared__ __align__(128) unsigned char shared[];
   const uint32_t ring = (shared_address(shared) + 1023) & ~1023u;

@@ -1,4 +1,5 @@
-/* Sampling: one block a row of logits, no sort.
+/* Sampling: a cluster of blocks a row of logits, no sort; each block keeps its share of the row in
+ * shared memory, so that the row is read once.
  *
  * Greedy is the exact argmax, the lowest id among equals. Otherwise temperature, then top_k, top_p
  * and min_p, each of which keeps a prefix of the order (probability descending, id ascending): the
@@ -14,7 +15,9 @@
 
 namespace blink::kernels {
 
-constexpr int kSampleThreads = 1024, kSampleWarps = kSampleThreads / 32;
+constexpr int kSampleThreads = 512, kSampleWarps = kSampleThreads / 32;
+constexpr int kSampleBlocks = 8;  // of a row, a cluster
+constexpr int kSampleParts = kSampleBlocks * kSampleWarps;
 constexpr float kGreedyBelowTemperature = 1e-5f;
 
 /* Unsigned integers in the order of the floats; -0 equals +0. */
@@ -51,65 +54,55 @@ struct KeyBits<fp16> {
   static constexpr int kCount = 20;
 };
 
-/* Walks a row: warp w takes the w-th contiguous part, a lane 8 neighbours at a time. */
+/* A warp's part of a row: the row is cut into kSampleParts contiguous parts, each kept in shared
+ * memory, where a lane takes 8 neighbours at a time. */
 template <typename T>
-struct RowReader {
-  const T* row;
+struct RowPart {
+  const T* held;   // the part, in shared memory; a multiple of 256 places
+  int begin, end;  // ids
   int num_vocab;
-  int part;  // ids a warp takes, a multiple of 256
-  bool aligned;
 
-  __device__ RowReader(const T* logits, int index, int vocab) {
-    row = logits + static_cast<int64_t>(index) * vocab;
-    num_vocab = vocab;
-    part = ((vocab + kSampleWarps - 1) / kSampleWarps + 255) / 256 * 256;
-    aligned = (reinterpret_cast<uintptr_t>(row) & 15) == 0;
+  __device__ static int places(int vocab) {
+    return ((vocab + kSampleParts - 1) / kSampleParts + 255) / 256 * 256;
   }
-  __device__ int begin(int warp) const { return min(warp * part, num_vocab); }
-  __device__ int end(int warp) const { return min((warp + 1) * part, num_vocab); }
-
-  __device__ __forceinline__ static void unpack(const uint4 (&words)[sizeof(T) / 2],
-                                                float (&x)[8]) {
+  __device__ RowPart(const T* logits, int64_t row_index, int vocab, unsigned char* shared) {
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, size = places(vocab);
+    const int part = blockIdx.x * kSampleWarps + warp;
+    num_vocab = vocab;
+    begin = min(part * size, vocab);
+    end = min(begin + size, vocab);
+    T* to = reinterpret_cast<T*>(shared) + warp * size;
+    held = to;
+    const T* from = logits + row_index * vocab + begin;
+    const int count = end - begin;
+    constexpr int kPiece = 16 / sizeof(T);
+    int done = 0;
+    if ((reinterpret_cast<uintptr_t>(from) & 15) == 0) {
+      done = count / kPiece * kPiece;
+      for (int i = lane * kPiece; i < done; i += 32 * kPiece)
+        copy_async(shared_address(to + i), from + i);
+    }
+    copy_async_commit();
+    for (int i = done + lane; i < size; i += 32)
+      to[i] = i < count ? from[i] : from_float<T>(kMinusInf);
+    copy_async_wait<0>();
+    __syncwarp();
+  }
+  /* 8 logits from `id` on, -inf past the end. */
+  __device__ __forceinline__ void read8(int id, float (&x)[8]) const {
+    uint4 words[sizeof(T) / 2];
+#pragma unroll
+    for (int i = 0; i < static_cast<int>(sizeof(T)) / 2; ++i)
+      words[i] = reinterpret_cast<const uint4*>(held + (id - begin))[i];
     const T* values = reinterpret_cast<const T*>(words);
 #pragma unroll
     for (int i = 0; i < 8; ++i) x[i] = to_float(values[i]);
   }
-  /* 8 logits from `id` on, -inf past the end. */
-  __device__ __forceinline__ void read8(int id, float (&x)[8]) const {
-    if (aligned && id + 8 <= num_vocab) {
-      uint4 words[sizeof(T) / 2];
-#pragma unroll
-      for (int i = 0; i < static_cast<int>(sizeof(T)) / 2; ++i)
-        words[i] = reinterpret_cast<const uint4*>(row + id)[i];
-      unpack(words, x);
-    } else {
-#pragma unroll
-      for (int i = 0; i < 8; ++i) x[i] = id + i < num_vocab ? to_float(row[id + i]) : kMinusInf;
-    }
-  }
-  /* f(id, x) for each group of 8 of this lane, in order of id; several loads are in flight. */
+  /* f(id, x) for each group of 8 of this lane, in order of id. */
   template <typename F>
-  __device__ __forceinline__ void for_each8(int warp, int lane, const F& f) const {
-    constexpr int kAhead = sizeof(T) == 2 ? 4 : 2;
-    const int stop = end(warp);
-    int id = begin(warp) + lane * 8;
-    if (aligned) {
-      for (; id + (kAhead - 1) * 256 + 8 <= stop; id += kAhead * 256) {
-        uint4 words[kAhead][sizeof(T) / 2];
-#pragma unroll
-        for (int a = 0; a < kAhead; ++a)
-#pragma unroll
-          for (int i = 0; i < static_cast<int>(sizeof(T)) / 2; ++i)
-            words[a][i] = reinterpret_cast<const uint4*>(row + id + a * 256)[i];
-#pragma unroll
-        for (int a = 0; a < kAhead; ++a) {
-          float x[8];
-          unpack(words[a], x);
-          f(id + a * 256, x);
-        }
-      }
-    }
-    for (; id < stop; id += 256) {
+  __device__ __forceinline__ void for_each8(const F& f) const {
+#pragma unroll 2
+    for (int id = begin + threadIdx.x % 32 * 8; id < end; id += 256) {
       float x[8];
       read8(id, x);
       f(id, x);
@@ -117,29 +110,55 @@ struct RowReader {
   }
 };
 
-struct SampleShared {
-  unsigned long long best[kSampleWarps];
-  float mass[3][kSampleWarps];
-  uint32_t count[3][kSampleWarps];
-  uint32_t nan;
-  int32_t chosen;
-};
-
 struct PivotSums {
   float mass[3];
   uint32_t count[3];
 };
 
+struct SampleShared {
+  unsigned long long best[kSampleParts];
+  float mass[kSampleParts];
+  uint32_t ties[kSampleParts];
+  PivotSums of_warp[kSampleWarps];
+  PivotSums of_block[2][kSampleBlocks];  // by turns, so that one barrier a sum is enough
+  uint32_t turn;
+};
+
+__device__ __forceinline__ unsigned long long largest_key(unsigned long long x) {
+#pragma unroll
+  for (int i = 16; i > 0; i >>= 1) {
+    const unsigned long long other = __shfl_xor_sync(0xffffffffu, x, i);
+    x = other > x ? other : x;
+  }
+  return x;
+}
+
+/* The cluster's barrier: what was stored anywhere in it before is seen by all behind it. */
+__device__ __forceinline__ void sample_barrier() {
+  asm volatile(
+      "barrier.cluster.arrive.release.aligned;\n"
+      "barrier.cluster.wait.acquire.aligned;" ::
+          : "memory");
+}
+/* Stores a word at the same place of every block of the cluster. */
+__device__ __forceinline__ void store_in_cluster(void* place, uint32_t word, int block) {
+  asm volatile(
+      "{.reg .b32 there; mapa.shared::cluster.u32 there, %0, %1; st.shared::cluster.u32 [there], "
+      "%2;}" ::"r"(shared_address(place)),
+      "r"(block), "r"(word)
+      : "memory");
+}
+
 /* For each pivot: how many keys are at least it, and their weight. Equal in all threads. */
 template <typename T, typename Weight>
-__device__ PivotSums sum_at_least(const RowReader<T>& reader, const uint32_t (&pivot)[3],
+__device__ PivotSums sum_at_least(const RowPart<T>& part, const uint32_t (&pivot)[3],
                                   const Weight& weight, SampleShared& shared) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   PivotSums sums = {};
-  reader.for_each8(warp, lane, [&](int id, const float(&x)[8]) {
+  part.for_each8([&](int id, const float(&x)[8]) {
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
-      const uint32_t key = id + i < reader.num_vocab ? ordered_key(x[i]) : 0;
+      const uint32_t key = id + i < part.num_vocab ? ordered_key(x[i]) : 0;
       const float w = weight(x[i]);
 #pragma unroll
       for (int p = 0; p < 3; ++p) {
@@ -152,30 +171,47 @@ __device__ PivotSums sum_at_least(const RowReader<T>& reader, const uint32_t (&p
     sums.mass[p] = warp_sum(sums.mass[p]);
     sums.count[p] = __reduce_add_sync(0xffffffffu, sums.count[p]);
   }
+  if (lane == 0) shared.of_warp[warp] = sums;
+  const uint32_t turn = shared.turn;
   __syncthreads();
-  if (lane == 0) {
+  if (warp == 0) {
+    sums = lane < kSampleWarps ? shared.of_warp[lane] : PivotSums{};
 #pragma unroll
-    for (int p = 0; p < 3; ++p)
-      shared.mass[p][warp] = sums.mass[p], shared.count[p][warp] = sums.count[p];
-  }
-  __syncthreads();
+    for (int p = 0; p < 3; ++p) {
+      sums.mass[p] = warp_sum(sums.mass[p]);
+      sums.count[p] = __reduce_add_sync(0xffffffffu, sums.count[p]);
+    }
+    PivotSums& mine = shared.of_block[turn][blockIdx.x];
+    if (lane < kSampleBlocks) {
 #pragma unroll
-  for (int p = 0; p < 3; ++p) {
-    sums.mass[p] = warp_sum(shared.mass[p][lane]);
-    sums.count[p] = __reduce_add_sync(0xffffffffu, shared.count[p][lane]);
+      for (int p = 0; p < 3; ++p) {
+        store_in_cluster(&mine.mass[p], __float_as_uint(sums.mass[p]), lane);
+        store_in_cluster(&mine.count[p], sums.count[p], lane);
+      }
+    }
+    if (lane == 0) shared.turn = turn ^ 1;
   }
+  sample_barrier();
+  sums = {};
+#pragma unroll
+  for (int b = 0; b < kSampleBlocks; ++b)
+#pragma unroll
+    for (int p = 0; p < 3; ++p) {
+      sums.mass[p] += shared.of_block[turn][b].mass[p];
+      sums.count[p] += shared.of_block[turn][b].count[p];
+    }
   return sums;
 }
 
 /* The largest key whose sums of at-least satisfy `enough`; `floor` satisfies it by assumption. */
 template <typename T, typename Weight, typename Enough>
-__device__ uint32_t search_key(const RowReader<T>& reader, const Weight& weight,
-                               const Enough& enough, SampleShared& shared) {
+__device__ uint32_t search_key(const RowPart<T>& part, const Weight& weight, const Enough& enough,
+                               SampleShared& shared) {
   uint32_t found = 0;
 #pragma unroll 1
   for (int bit = 30; bit >= 32 - KeyBits<T>::kCount - (KeyBits<T>::kCount & 1); bit -= 2) {
     const uint32_t pivot[3] = {found | 1u << bit, found | 2u << bit, found | 3u << bit};
-    const PivotSums sums = sum_at_least(reader, pivot, weight, shared);
+    const PivotSums sums = sum_at_least(part, pivot, weight, shared);
 #pragma unroll
     for (int p = 2; p >= 0; --p) {
       if (enough(sums.mass[p], sums.count[p])) {
@@ -196,11 +232,12 @@ __device__ __forceinline__ uint32_t leading_bits(uint32_t key) {
   return key >> kDrop << kDrop;
 }
 
+/* Draws the row's token; the lane that finds it stores it. */
 template <typename T>
-__device__ __forceinline__ int draw_token(const RowReader<T>& reader,
-                                          const blink_sampling_params& params, float largest,
-                                          SampleShared& shared) {
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+__device__ __forceinline__ void draw_token(const RowPart<T>& part,
+                                           const blink_sampling_params& params, float largest,
+                                           SampleShared& shared, int32_t* sampled_id) {
+  const int lane = threadIdx.x % 32, mine = blockIdx.x * kSampleWarps + threadIdx.x / 32;
   const float factor = kLog2e / params.temperature;
   auto weight = [&](float x) { return x == largest ? 1.0f : exp2f((x - largest) * factor); };
 
@@ -209,15 +246,15 @@ __device__ __forceinline__ int draw_token(const RowReader<T>& reader,
   float total = 0.0f;
   {
     const uint32_t pivot[3] = {0, 1, 2};
-    total = sum_at_least(reader, pivot, weight, shared).mass[0];
+    total = sum_at_least(part, pivot, weight, shared).mass[0];
   }
-  if (params.top_k > 0 && params.top_k < static_cast<uint32_t>(reader.num_vocab)) {
+  if (params.top_k > 0 && params.top_k < static_cast<uint32_t>(part.num_vocab)) {
     last_key = search_key(
-        reader, weight, [&](float, uint32_t count) { return count >= params.top_k; }, shared);
+        part, weight, [&](float, uint32_t count) { return count >= params.top_k; }, shared);
     constexpr uint32_t kStep = 1u << (32 - KeyBits<T>::kCount - (KeyBits<T>::kCount & 1));
     const uint32_t pivot[3] = {
         last_key, last_key + kStep < last_key ? 0xffffffffu : last_key + kStep, 0xffffffffu};
-    const PivotSums sums = sum_at_least(reader, pivot, weight, shared);
+    const PivotSums sums = sum_at_least(part, pivot, weight, shared);
     ties = params.top_k - sums.count[1];
     const uint32_t equal = sums.count[0] - sums.count[1];
     const float one = equal > 0 ? (sums.mass[0] - sums.mass[1]) / equal : 0.0f;
@@ -226,11 +263,11 @@ __device__ __forceinline__ int draw_token(const RowReader<T>& reader,
   if (params.top_p < 1.0f) {
     const float wanted = params.top_p * total;
     const uint32_t key =
-        search_key(reader, weight, [&](float mass, uint32_t) { return mass >= wanted; }, shared);
+        search_key(part, weight, [&](float mass, uint32_t) { return mass >= wanted; }, shared);
     if (key >= last_key) {
       constexpr uint32_t kStep = 1u << (32 - KeyBits<T>::kCount - (KeyBits<T>::kCount & 1));
       const uint32_t pivot[3] = {key, key + kStep < key ? 0xffffffffu : key + kStep, 0xffffffffu};
-      const PivotSums sums = sum_at_least(reader, pivot, weight, shared);
+      const PivotSums sums = sum_at_least(part, pivot, weight, shared);
       const uint32_t equal = sums.count[0] - sums.count[1];
       const float one = equal > 0 ? (sums.mass[0] - sums.mass[1]) / equal : 0.0f;
       const float rest = wanted - sums.mass[1];
@@ -241,30 +278,29 @@ __device__ __forceinline__ int draw_token(const RowReader<T>& reader,
     }
   }
 
-  // Ties ahead of each warp's part, then each part's kept weight.
+  // Ties ahead of each part, then each part's kept weight.
   uint32_t my_ties = 0;
-  reader.for_each8(warp, lane, [&](int id, const float(&x)[8]) {
+  part.for_each8([&](int id, const float(&x)[8]) {
 #pragma unroll
     for (int i = 0; i < 8; ++i)
-      my_ties += id + i < reader.num_vocab && leading_bits<T>(ordered_key(x[i])) == last_key;
+      my_ties += id + i < part.num_vocab && leading_bits<T>(ordered_key(x[i])) == last_key;
   });
   my_ties = __reduce_add_sync(0xffffffffu, my_ties);
-  __syncthreads();
-  if (lane == 0) shared.count[0][warp] = my_ties;
-  __syncthreads();
+  if (lane < kSampleBlocks) store_in_cluster(&shared.ties[mine], my_ties, lane);
+  sample_barrier();
   uint32_t ties_before = 0;
-  for (int w = 0; w < warp; ++w) ties_before += shared.count[0][w];
+  for (int p = lane; p < mine; p += 32) ties_before += shared.ties[p];
+  ties_before = __reduce_add_sync(0xffffffffu, ties_before);
 
   // One lane's 8 neighbours with what they weigh; ties counted in order of id.
   auto kept8 = [&](int id, uint32_t& running_ties, float(&w)[8]) {
     float x[8];
-    const bool inside = id < reader.end(warp);
-    if (inside) reader.read8(id, x);
+    const bool inside = id < part.end;
+    if (inside) part.read8(id, x);
     uint32_t equal = 0;
 #pragma unroll
     for (int i = 0; i < 8; ++i)
-      equal +=
-          inside && id + i < reader.num_vocab && leading_bits<T>(ordered_key(x[i])) == last_key;
+      equal += inside && id + i < part.num_vocab && leading_bits<T>(ordered_key(x[i])) == last_key;
     uint32_t before = equal;
 #pragma unroll
     for (int i = 1; i < 32; i <<= 1) {
@@ -277,7 +313,7 @@ __device__ __forceinline__ int draw_token(const RowReader<T>& reader,
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
       w[i] = 0.0f;
-      if (!inside || id + i >= reader.num_vocab) continue;
+      if (!inside || id + i >= part.num_vocab) continue;
       const uint32_t key = leading_bits<T>(ordered_key(x[i]));
       const bool tie = key == last_key;
       if (key > last_key || (tie && rank < ties)) {
@@ -287,124 +323,121 @@ __device__ __forceinline__ int draw_token(const RowReader<T>& reader,
       rank += tie;
     }
   };
-  const int begin = reader.begin(warp), rounds = (reader.end(warp) - begin + 255) / 256;
+  const int rounds = (part.end - part.begin + 255) / 256;
   float mass = 0.0f;
   uint32_t running = ties_before;
   for (int round = 0; round < rounds; ++round) {
     float w[8];
-    kept8(begin + round * 256 + lane * 8, running, w);
-    float mine = 0.0f;
+    kept8(part.begin + round * 256 + lane * 8, running, w);
+    float sum = 0.0f;
 #pragma unroll
-    for (int i = 0; i < 8; ++i) mine += w[i];
-    mass += __shfl_sync(0xffffffffu, warp_sum(mine), 0);  // the order of the second walk
+    for (int i = 0; i < 8; ++i) sum += w[i];
+    mass += __shfl_sync(0xffffffffu, warp_sum(sum), 0);  // the order of the second walk
   }
-  __syncthreads();
-  if (lane == 0) shared.mass[0][warp] = mass;
-  if (threadIdx.x == 0) shared.chosen = -1;
-  __syncthreads();
+  if (lane < kSampleBlocks) store_in_cluster(&shared.mass[mine], __float_as_uint(mass), lane);
+  sample_barrier();  // the last one: from here on a block reads its own memory alone
   float before = 0.0f, all = 0.0f;
-  int last_warp = 0;
-  for (int w = 0; w < kSampleWarps; ++w) {
-    if (w == warp) before = all;
-    all += shared.mass[0][w];
-    if (shared.mass[0][w] > 0.0f) last_warp = w;
+  int last_part = 0;
+#pragma unroll 8
+  for (int p = 0; p < kSampleParts; ++p) {
+    if (p == mine) before = all;
+    all += shared.mass[p];
+    if (shared.mass[p] > 0.0f) last_part = p;
   }
   const float target = philox_uniform(params.seed, params.token_index) * all;
+  if (!(all > 0.0f) && mine == 0 && lane == 0) *sampled_id = -1;  // min_p above 1 keeps nothing
   // Rounding may put the target past the last sum: then the last kept token of the last part is
-  // taken.
-  const bool here =
-      mass > 0.0f && target >= before && (target < before + mass || warp == last_warp);
-  if (here) {
-    running = ties_before;
-    int last_kept = -1, found = -1;
-    for (int round = 0; round < rounds && found < 0; ++round) {
-      const int id = begin + round * 256 + lane * 8;
-      float w[8];
-      kept8(id, running, w);
-      float mine = 0.0f;
+  // taken. Parts meet without a gap, so that one warp finds itself here.
+  if (!(mass > 0.0f && target >= before && (target < before + mass || mine == last_part))) return;
+  running = ties_before;
+  int last_kept = -1, found = -1;
+  for (int round = 0; round < rounds && found < 0; ++round) {
+    const int id = part.begin + round * 256 + lane * 8;
+    float w[8];
+    kept8(id, running, w);
+    float sum = 0.0f;
 #pragma unroll
-      for (int i = 0; i < 8; ++i) mine += w[i];
-      float inclusive = mine;
+    for (int i = 0; i < 8; ++i) sum += w[i];
+    float inclusive = sum;
 #pragma unroll
-      for (int i = 1; i < 32; i <<= 1) {
-        const float other = __shfl_up_sync(0xffffffffu, inclusive, i);
-        if (lane >= i) inclusive += other;
-      }
-      float at = before + inclusive - mine;
-      int candidate = 0x7fffffff, kept = -1;
-#pragma unroll
-      for (int i = 0; i < 8; ++i) {
-        at += w[i];
-        if (w[i] > 0.0f) {
-          kept = id + i;
-          if (at > target && candidate == 0x7fffffff) candidate = id + i;
-        }
-      }
-      candidate = __reduce_min_sync(0xffffffffu, candidate);
-      last_kept = max(last_kept, __reduce_max_sync(0xffffffffu, kept));
-      if (candidate != 0x7fffffff) found = candidate;
-      before += __shfl_sync(0xffffffffu, warp_sum(mine), 0);
+    for (int i = 1; i < 32; i <<= 1) {
+      const float other = __shfl_up_sync(0xffffffffu, inclusive, i);
+      if (lane >= i) inclusive += other;
     }
-    if (lane == 0) atomicMax(&shared.chosen, found >= 0 ? found : last_kept);
+    float at = before + inclusive - sum;
+    int candidate = 0x7fffffff, kept = -1;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      at += w[i];
+      if (w[i] > 0.0f) {
+        kept = id + i;
+        if (at > target && candidate == 0x7fffffff) candidate = id + i;
+      }
+    }
+    candidate = __reduce_min_sync(0xffffffffu, candidate);
+    last_kept = max(last_kept, __reduce_max_sync(0xffffffffu, kept));
+    if (candidate != 0x7fffffff) found = candidate;
+    before += __shfl_sync(0xffffffffu, warp_sum(sum), 0);
   }
-  __syncthreads();
-  return shared.chosen;
+  if (lane == 0) *sampled_id = found >= 0 ? found : last_kept;
 }
 
-/* Grid: rows. kSampleThreads threads. */
+/* Grid (kSampleBlocks, rows), a cluster a row; kSampleThreads threads; kSampleWarps parts of
+ * `RowPart::places` values of dynamic shared memory. */
 template <typename T>
 __device__ __forceinline__ void sample(const T* logits, const blink_sampling_params* sampling,
                                        int32_t* sampled_ids, int num_vocab) {
+  extern __shared__ __align__(128) unsigned char held[];
   __shared__ SampleShared shared;
   let_next_start();
+  sample_barrier();  // no block stores into another before that has started
   wait_for_previous();
-  const int row = blockIdx.x, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int row = blockIdx.y, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const blink_sampling_params params = sampling[row];
   if ((params.flags & BLINK_SAMPLE_ENABLED) == 0) {
-    if (threadIdx.x == 0) sampled_ids[row] = 0;
+    if (blockIdx.x == 0 && threadIdx.x == 0) sampled_ids[row] = 0;
     return;
   }
-  if (threadIdx.x == 0) shared.nan = 0;
-  __syncthreads();
-  const RowReader<T> reader(logits, row, num_vocab);
+  if (threadIdx.x == 0) shared.turn = 0;
+  const RowPart<T> part(logits, row, num_vocab, held);
   float best_value = kMinusInf;
-  int best_id = reader.begin(warp) + lane * 8;  // ids ascend, so `>` keeps the lowest of equals
+  int best_id = part.begin + lane * 8;  // ids ascend, so `>` keeps the lowest of equals
   bool nan = false;
-  const bool any = best_id < reader.end(warp);
-  reader.for_each8(warp, lane, [&](int id, const float(&x)[8]) {
+  const bool any = best_id < part.end;
+  part.for_each8([&](int id, const float(&x)[8]) {
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
       nan |= x[i] != x[i];
       if (x[i] > best_value) best_value = x[i], best_id = id + i;
     }
   });
+  // The best of all is all ones where a NaN was seen: no key is as large.
   unsigned long long best = any ? static_cast<unsigned long long>(ordered_key(best_value)) << 32 |
                                       static_cast<uint32_t>(~best_id)
                                 : 0;
-#pragma unroll
-  for (int i = 16; i > 0; i >>= 1) {
-    const unsigned long long other = __shfl_xor_sync(0xffffffffu, best, i);
-    best = other > best ? other : best;
+  if (nan) best = ~0ull;
+  best = largest_key(best);
+  if (lane < kSampleBlocks) {
+    uint32_t* place = reinterpret_cast<uint32_t*>(&shared.best[blockIdx.x * kSampleWarps + warp]);
+    store_in_cluster(place, static_cast<uint32_t>(best), lane);
+    store_in_cluster(place + 1, static_cast<uint32_t>(best >> 32), lane);
   }
-  if (lane == 0) shared.best[warp] = best;
-  if (nan) shared.nan = 1;
-  __syncthreads();
-  best = shared.best[lane];
-#pragma unroll
-  for (int i = 16; i > 0; i >>= 1) {
-    const unsigned long long other = __shfl_xor_sync(0xffffffffu, best, i);
-    best = other > best ? other : best;
-  }
-  if (shared.nan != 0) {
-    if (threadIdx.x == 0) sampled_ids[row] = -1;
+  sample_barrier();
+  best = 0;
+  for (int p = lane; p < kSampleParts; p += 32) best = max(best, shared.best[p]);
+  best = largest_key(best);
+  const bool leader = blockIdx.x == 0 && threadIdx.x == 0;
+  if (best == ~0ull) {
+    if (leader) sampled_ids[row] = -1;
     return;
   }
-  int chosen = static_cast<int>(~static_cast<uint32_t>(best));
-  if (params.temperature >= kGreedyBelowTemperature) {
-    const float largest = to_float(reader.row[chosen]);
-    chosen = draw_token(reader, params, largest, shared);
+  const int chosen = static_cast<int>(~static_cast<uint32_t>(best));
+  if (params.temperature < kGreedyBelowTemperature) {
+    if (leader) sampled_ids[row] = chosen;
+    return;
   }
-  if (threadIdx.x == 0) sampled_ids[row] = chosen;
+  const float largest = to_float(logits[static_cast<int64_t>(row) * num_vocab + chosen]);
+  draw_token(part, params, largest, shared, sampled_ids + row);
 }
 
 }  // namespace blink::kernels
