@@ -264,11 +264,11 @@ def start_front_end(
         front_end = FrontEnd(ring, codec, load_chat_template(bundle), options)
     except (RuntimeError, ValueError) as error:  # address, keys, certificate, log
         raise BlinkError(str(error), hint="see blink-runtime run --help") from error
-    _reload_on_signal(front_end)
+    reload_on_signal(front_end)
     return stack.enter_context(front_end)
 
 
-def _reload_on_signal(front_end: FrontEnd) -> None:
+def reload_on_signal(front_end: FrontEnd) -> None:
     """On SIGHUP read keys and certificate again and open the access log anew."""
 
     def on_signal(_number: int, _frame: object) -> None:
