@@ -2,6 +2,8 @@
 # changes but system packages (only when they are missing).
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
+# Builds plans without a GPU; 228 MB, seconds to install. Empty: its tests are skipped.
+TENSORRT_RTX ?= tensorrt-rtx-cu13-libs==1.7.1.116 tensorrt-rtx-cu13-bindings==1.7.1.116
 VENV := .venv
 BIN := $(VENV)/bin
 DEMO := .demo
@@ -64,6 +66,7 @@ $(VENV)/.dev: $(VENV)/.installed
 	@.ci/system-packages $(foreach package,$(TEST_PACKAGES),'$(package)')
 	$(BIN)/pip install -q "cffi>=1.16" "httpx>=0.27" "hypothesis>=6" "mypy>=1.15" "pytest>=8" \
 	  "pytest-timeout>=2" "pytest-xdist>=3" "ruff>=0.9" "clang-format==18.1.8"
+	$(if $(TENSORRT_RTX),$(BIN)/pip install -q $(TENSORRT_RTX))
 	@touch $@
 
 native: $(VENV)/.installed
