@@ -393,7 +393,7 @@ class _Renderer(RowFacts):
             "unsigned long long best = 0;",
             "#pragma unroll",
             f"for (int j = 0; j < {lanes}; ++j) best = rank[j] > best ? rank[j] : best;",
-            "best = largest_in_warp(best);",
+            "best = warp_max(best);",
             "#pragma unroll",
             f"for (int j = 0; j < {lanes}; ++j) if (rank[j] == best) rank[j] = 0;",
             "if (threadIdx.x % 32 == 0) {",

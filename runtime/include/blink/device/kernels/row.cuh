@@ -144,15 +144,6 @@ __device__ __forceinline__ float ranked_value(unsigned long long rank) {
 __device__ __forceinline__ int32_t ranked_index(unsigned long long rank) {
   return static_cast<int32_t>(~static_cast<uint32_t>(rank));
 }
-__device__ __forceinline__ unsigned long long largest_in_warp(unsigned long long x) {
-#pragma unroll
-  for (int i = 16; i > 0; i >>= 1) {
-    const unsigned long long other = __shfl_xor_sync(0xffffffffu, x, i);
-    x = other > x ? other : x;
-  }
-  return x;
-}
-
 }  // namespace blink::kernels
 
 #endif  // BLINK_DEVICE_KERNELS_ROW_CUH

@@ -124,15 +124,6 @@ struct SampleShared {
   uint32_t turn;
 };
 
-__device__ __forceinline__ unsigned long long largest_key(unsigned long long x) {
-#pragma unroll
-  for (int i = 16; i > 0; i >>= 1) {
-    const unsigned long long other = __shfl_xor_sync(0xffffffffu, x, i);
-    x = other > x ? other : x;
-  }
-  return x;
-}
-
 /* The cluster's barrier: what was stored anywhere in it before is seen by all behind it. */
 __device__ __forceinline__ void sample_barrier() {
   asm volatile(
@@ -416,7 +407,7 @@ __device__ __forceinline__ void sample(const T* logits, const blink_sampling_par
                                       static_cast<uint32_t>(~best_id)
                                 : 0;
   if (nan) best = ~0ull;
-  best = largest_key(best);
+  best = warp_max(best);
   if (lane < kSampleBlocks) {
     uint32_t* place = reinterpret_cast<uint32_t*>(&shared.best[blockIdx.x * kSampleWarps + warp]);
     store_in_cluster(place, static_cast<uint32_t>(best), lane);
@@ -425,7 +416,7 @@ __device__ __forceinline__ void sample(const T* logits, const blink_sampling_par
   sample_barrier();
   best = 0;
   for (int p = lane; p < kSampleParts; p += 32) best = max(best, shared.best[p]);
-  best = largest_key(best);
+  best = warp_max(best);
   const bool leader = blockIdx.x == 0 && threadIdx.x == 0;
   if (best == ~0ull) {
     if (leader) sampled_ids[row] = -1;
