@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from blink_runtime import __version__
+from blink_runtime.cli_http import http_options
 from blink_runtime.cli_roles import serve_dpu, serve_gpu, slim
 from blinkc.errors import BlinkError
 
@@ -34,7 +35,7 @@ def main() -> None:
 @click.argument("bundle", type=click.Path(exists=True, path_type=Path))
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--port", default=8000, show_default=True, help="Port; 0 takes any free one.")
-@click.option("--api-key", "api_keys", multiple=True, help="Ask for this key; may be repeated.")
+@http_options
 @click.option(
     "--threads", default=0, help="Threads of the cpu target; 0: all that this process may use."
 )
@@ -53,17 +54,15 @@ def main() -> None:
     help="Who launches the next graph on a GPU: the last node of each, a resident block, the host; "
     "auto measures once and remembers.",
 )
-@click.option("--drain", default=10.0, show_default=True, help="Seconds for requests on SIGTERM.")
 def run(
     bundle: Path,
     host: str,
     port: int,
-    api_keys: tuple[str, ...],
     threads: int,
     no_golden: bool,
     weights_from: tuple[Path, ...],
     scheduler: str,
-    drain: float,
+    http: dict[str, Any],
 ) -> None:
     """Serve BUNDLE over HTTP until SIGTERM."""
     from blink_runtime.serve import ServeConfig, serve
@@ -71,12 +70,11 @@ def run(
     config = ServeConfig(
         host=host,
         port=port,
-        api_keys=api_keys,
         num_threads=threads,
         checks_golden=not no_golden,
         weights_from=weights_from,
         scheduler=scheduler,
-        drain_s=drain,
+        **http,
     )
     sys.exit(serve(bundle, config))
 

@@ -9,6 +9,8 @@ from typing import Any, TypeVar
 
 import click
 
+from blink_runtime.cli_http import http_options
+
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
@@ -98,8 +100,7 @@ def serve_gpu(
     metavar="HOST:PORT",
     help="Where HTTP is served; port 0 takes any free one.",
 )
-@click.option("--api-key", "api_keys", multiple=True, help="Ask for this key; may be repeated.")
-@click.option("--drain", default=10.0, show_default=True, help="Seconds for requests on SIGTERM.")
+@http_options
 def serve_dpu(
     bundle: Path,
     connect: str,
@@ -109,15 +110,14 @@ def serve_dpu(
     front_end: int,
     wait: float,
     listen: str,
-    api_keys: tuple[str, ...],
-    drain: float,
+    http: dict[str, Any],
 ) -> None:
     """Serve HTTP for a ring elsewhere (serve-gpu). Needs only BUNDLE's tokenizer and template."""
     from blink_runtime.serve import ServeConfig
     from blink_runtime.serve_roles import LinkConfig, host_and_port, serve_dpu
 
     host, port = host_and_port(listen)
-    config = ServeConfig(host=host or "0.0.0.0", port=port, api_keys=api_keys, drain_s=drain)
+    config = ServeConfig(host=host or "0.0.0.0", port=port, **http)
     link = LinkConfig(
         transport=transport,
         address=connect,
