@@ -308,7 +308,9 @@ void VerbsTransport::copy_out(std::span<const ReadRequest> batch, size_t first, 
   while (first < end || (first == end && first_byte < end_byte)) {
     const size_t stop = first == end ? end_byte : batch[first].target.size();
     const size_t num_bytes = stop - first_byte;
-    std::memcpy(batch[first].target.data() + first_byte, landing_.data() + landed, num_bytes);
+    if (num_bytes != 0) {
+      std::memcpy(batch[first].target.data() + first_byte, landing_.data() + landed, num_bytes);
+    }
     landed += (num_bytes + 7) / 8 * 8;
     if (first == end) break;
     ++first;
