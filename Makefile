@@ -51,6 +51,10 @@ $(GPU_MODELS)/.prepared: | $(VENV)/.installed
 	$(BIN)/python -m benchmarks.prepare_gpu $(GPU_MODELS)
 	@touch $@
 
+.PHONY: bench-frontend
+bench-frontend: $(BUNDLE)/manifest.json
+	$(BIN)/python benchmarks/bench_frontend.py $(BUNDLE) $(BENCH_ARGS)
+
 system-packages:
 	@.ci/system-packages $(foreach package,$(SYSTEM_PACKAGES),'$(package)')
 

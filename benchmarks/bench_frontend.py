@@ -13,9 +13,13 @@ import datetime
 import json
 import os
 import platform
+import random
+import re
+import resource
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,10 +28,11 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 PROMPT_TOKENS = 64
 STREAMS, STREAM_TOKENS = 256, 256
-MEMORY_CONNECTIONS = 2000
+PACED_TOKENS_PER_S = 110_000
+MEMORY_CONNECTIONS, IDLE_CONNECTIONS = 2000, 10_000
 # The bars of the issue: tokens a second, completions a second, milliseconds, microseconds.
 BARS = {"tokens_per_s": 100_000, "completions_per_s": 5_000, "p99_ms": 1.0, "pending_us": 150}
-WORDS = ("the", "of", "and", "to", "in", "is", "that", "for", "it", "as", "was")
+NUM_PROMPTS = 1000
 
 
 def serve(bundle_path: Path, ring_name: str, num_connections: int) -> None:
@@ -138,18 +143,24 @@ def start_load(
     )
 
 
-def prompt_of(bundle_path: Path, num_tokens: int) -> str:
-    """Return words that the bundle's tokenizer makes exactly `num_tokens` tokens of."""
+def prompts_of(bundle_path: Path, num_tokens: int, count: int) -> list[str]:
+    """Return texts of English words, each `num_tokens` tokens long for the bundle's tokenizer."""
+    import pydoc_data.topics
+
     from blink_runtime.codec import load_codec
     from blinkc.bundle.reader import open_bundle
 
     codec = load_codec(open_bundle(bundle_path, check_hashes=False), print)
-    words: list[str] = []
-    for index in range(10 * num_tokens):
-        words.append(WORDS[index * 7 % len(WORDS)])
-        if len(codec.encode(" ".join(words), False)) == num_tokens:
-            return " ".join(words)
-    raise SystemExit(f"no text of {num_tokens} tokens found")
+    prose = " ".join(pydoc_data.topics.topics.values())
+    # Words that are one token each also after a space: every token is then an event with text.
+    vocabulary = sorted({word for word in re.findall("[a-z]{2,}", prose)})
+    usable = [word for word in vocabulary if len(codec.encode(f" {word}", False)) == 1]
+    generator = random.Random(5)
+    texts = [" ".join(generator.choices(usable, k=num_tokens)) for _ in range(2 * count)]
+    exact = [text for text in texts if len(codec.encode(text, False)) == num_tokens]
+    if len(exact) < count:
+        raise SystemExit(f"only {len(exact)} texts of {num_tokens} tokens found")
+    return exact[:count]
 
 
 def median_run(runs: list[dict[str, Any]], key: str) -> dict[str, Any]:
@@ -166,13 +177,14 @@ class Bench:
         self._bundle = bundle
         self._cores = cores
         self._rounds = rounds
-        self._prompt = prompt_of(bundle, PROMPT_TOKENS)
+        self._prompts = Path(tempfile.mkdtemp()) / "prompts"
+        self._prompts.write_text("\n".join(prompts_of(bundle, PROMPT_TOKENS, NUM_PROMPTS)) + "\n")
 
     def _load(self, **options: Any) -> dict[str, Any]:
         with FrontEndProcess(self._bundle, self._cores) as front_end:
             warm = {**options, "requests": max(64, options["requests"] // 10)}
-            run_load(self._program, front_end, self._cores, prompt=self._prompt, **warm)
-            return run_load(self._program, front_end, self._cores, prompt=self._prompt, **options)
+            run_load(self._program, front_end, self._cores, prompts=self._prompts, **warm)
+            return run_load(self._program, front_end, self._cores, prompts=self._prompts, **options)
 
     def streams(self) -> dict[str, Any]:
         """Streamed tokens per second, one event each."""
@@ -189,10 +201,50 @@ class Bench:
         print(
             f"streams: {result['tokens_per_s']:,} tokens/s over {STREAMS} streams of "
             f"{STREAM_TOKENS} (bar {BARS['tokens_per_s']:,}); front end "
-            f"{result['cpu_us_per_token']} us CPU a token, {result['events_per_recv']} events a recv; "
-            f"all {result['all']}"
+            f"{result['cpu_us_per_token']} us CPU a token, {result['events_per_recv']} events a "
+            f"recv; all {result['all']}"
         )
         return result
+
+    def paced_streams(self) -> dict[str, Any]:
+        """The same while every token comes at its own time, so that few share a write."""
+        interval_us = STREAMS * 1_000_000 // PACED_TOKENS_PER_S
+        runs = []
+        for _ in range(self._rounds):
+            run = self._load(
+                connections=STREAMS, requests=4 * STREAMS, tokens=STREAM_TOKENS, stream=1,
+                token_interval_us=interval_us, pace="spread",
+            )  # fmt: skip
+            run["tokens_per_s"] = round(run["tokens"] / run["seconds"])
+            run["cpu_us_per_token"] = round(run["front_end_cpu_s"] / run["tokens"] * 1e6, 2)
+            run["events_per_recv"] = round(run["tokens"] / run["receives"], 2)
+            runs.append(run)
+        result = median_run(runs, "tokens_per_s")
+        print(
+            f"streams, a token each {interval_us} us: {result['tokens_per_s']:,} tokens/s of "
+            f"{PACED_TOKENS_PER_S:,} offered; front end {result['cpu_us_per_token']} us CPU a "
+            f"token, {result['events_per_recv']} events a recv; all {result['all']}"
+        )
+        return result
+
+    def idle_connections(self) -> dict[str, Any]:
+        """Memory of a connection that asks for nothing."""
+        with FrontEndProcess(self._bundle, self._cores, IDLE_CONNECTIONS + 10) as front_end:
+            before = front_end.resident_mib()
+            process = start_load(
+                self._program, front_end, self._cores, shape="open", rate=10, seconds=6,
+                requests=0, connections=IDLE_CONNECTIONS,
+            )  # fmt: skip
+            time.sleep(5)
+            after = front_end.resident_mib()
+            process.communicate()
+            closed = front_end.resident_mib()
+        kib = (after - before) * 1024 / IDLE_CONNECTIONS
+        print(
+            f"idle: {IDLE_CONNECTIONS:,} connections take {kib:.2f} KiB each in the front end "
+            f"({before:.1f} -> {after:.1f} MiB; {closed:.1f} MiB after they closed)"
+        )
+        return {"kib_each": round(kib, 2), "before_mib": before, "after_mib": after}
 
     def completions(self, *, is_chat: bool) -> dict[str, Any]:
         """Completions per second, prompts of 64 tokens, one token out."""
@@ -251,7 +303,7 @@ class Bench:
             runs = []
             for _ in range(self._rounds):
                 with FrontEndProcess(self._bundle, self._cores[:1]) as front_end:
-                    options = {"shape": "pending", "chat": is_chat, "prompt": self._prompt}
+                    options = {"shape": "pending", "chat": is_chat, "prompts": self._prompts}
                     cores = self._cores[1:2]
                     run_load(self._program, front_end, cores, requests=100, **options)
                     run = run_load(self._program, front_end, cores, requests=2000, **options)
@@ -271,7 +323,7 @@ class Bench:
         with FrontEndProcess(self._bundle, self._cores) as front_end:
             options = {"shape": "open", "rate": 1000, "connections": MEMORY_CONNECTIONS}
             process = start_load(
-                self._program, front_end, self._cores, prompt=self._prompt, requests=0,
+                self._program, front_end, self._cores, prompts=self._prompts, requests=0,
                 seconds=round(minutes * 60), tokens=16, stream=1, token_interval_us=50_000,
                 **options,
             )  # fmt: skip
@@ -315,7 +367,7 @@ def main() -> None:
     parser.add_argument("bundle", type=Path)
     parser.add_argument("--rounds", type=int, default=3, help="of each measurement; medians count")
     parser.add_argument("--minutes", type=float, default=1.0, help="of the memory run; 0: none")
-    parser.add_argument("--only", help="one of streams, completions, chats, latency, pending")
+    parser.add_argument("--only", help="one part, such as streams, chats or latency")
     parser.add_argument("--program", type=Path, help="a frontend_bench built before")
     parser.add_argument("--output", type=Path, default=ROOT / "benchmarks/results/frontend.json")
     parser.add_argument("--serve", metavar="RING", help=argparse.SUPPRESS)
@@ -324,15 +376,19 @@ def main() -> None:
     if args.serve:
         serve(args.bundle, args.serve, args.connections)
         return
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     cores = sorted(os.sched_getaffinity(0))[:2]
     program = args.program or build_program()
     bench = Bench(program, args.bundle, cores, args.rounds)
     parts = {
         "streams": bench.streams,
+        "paced_streams": bench.paced_streams,
         "completions": lambda: bench.completions(is_chat=False),
         "chats": lambda: bench.completions(is_chat=True),
         "latency": bench.latency,
         "pending": bench.pending,
+        "idle": bench.idle_connections,
         "memory": lambda: bench.memory(args.minutes),
     }
     if args.minutes == 0:

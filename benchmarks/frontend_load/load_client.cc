@@ -73,7 +73,7 @@ Connection* LoadClient::idle() {
 std::string LoadClient::text_of(uint32_t number) const {
   std::string body =
       request_.is_chat ? "{\"messages\":[{\"role\":\"user\",\"content\":\"" : "{\"prompt\":\"";
-  body += request_.prompt;
+  body += request_.prompts[number % request_.prompts.size()];
   body += request_.is_chat ? "\"}]" : "\"";
   body += ",\"max_tokens\":" + std::to_string(request_.max_tokens);
   body += ",\"seed\":" + std::to_string(number) + ",\"ignore_eos\":true";

@@ -17,7 +17,7 @@ struct LoadRequest {
   bool is_chat = false;
   bool streams = false;
   uint32_t max_tokens = 1;
-  std::string prompt;
+  std::vector<std::string> prompts;  // request i sends prompt i modulo their number
 };
 
 struct Connection {

@@ -5,7 +5,7 @@
 //           open      --rate requests a second, whatever comes back
 //           pending   one request at a time: from send to prefill_pending in the ring
 //   --connections=N --requests=N --seconds=N (closed, open: whichever ends first; 0: no bound)
-//   --tokens=N        of each answer        --stream=0|1  --chat=0|1  --prompt=TEXT
+//   --tokens=N        of each answer        --stream=0|1  --chat=0|1  --prompts=FILE (one a line)
 //   --token-interval-us=N    the owner's pace per request; 0: a token each pass
 //   --pace=as_admitted|lockstep|spread   see FakeOwner::Pace
 //
@@ -21,6 +21,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
 #include <map>
 #include <memory>
 #include <string>
@@ -241,6 +242,7 @@ int run(const char* ring_name, uint16_t port, const Options& options) {
 
 Options options_from(int argc, char** argv) {
   Options options;
+  options.owner.is_wellbehaved = true;
   const std::map<std::string, uint32_t*> numbers = {
       {"--connections", &options.num_connections},
       {"--requests", &options.num_requests},
@@ -267,8 +269,9 @@ Options options_from(int argc, char** argv) {
       options.shape = value;
     } else if (name == "--pace" && paces.contains(value)) {
       options.owner.pace = paces.at(value);
-    } else if (name == "--prompt") {
-      options.request.prompt = value;
+    } else if (name == "--prompts") {
+      std::ifstream file(value);
+      for (std::string line; std::getline(file, line);) options.request.prompts.push_back(line);
     } else if (name == "--token-interval-us") {
       options.owner.token_interval_us = number;
     } else {
@@ -276,6 +279,7 @@ Options options_from(int argc, char** argv) {
       std::exit(2);
     }
   }
+  if (options.request.prompts.empty()) options.request.prompts.emplace_back("hello");
   return options;
 }
 

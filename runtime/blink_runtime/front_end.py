@@ -47,9 +47,11 @@ class FrontEndOptions:
     write_timeout_ms: int = 30_000
     request_timeout_ms: int = 3_600_000
     num_prepare_threads: int = 1
+    inline_chat_bytes: int = 2048
     inline_prompt_bytes: int = 16 * 1024
     min_poll_interval_us: int = 20
     max_poll_interval_us: int = 200
+    max_polls_per_s: int = 10_000
     stall_timeout_ms: int = 2_000
 
 

@@ -37,6 +37,7 @@ void check_front_end_config(const FrontEndConfig& config) {
       {"num_prepare_threads", config.num_prepare_threads, 1},
       {"min_poll_interval_us", config.min_poll_interval_us, 1},
       {"max_poll_interval_us", config.max_poll_interval_us, config.min_poll_interval_us},
+      {"max_polls_per_s", config.max_polls_per_s, 1},
       {"stall_timeout_ms", config.stall_timeout_ms, 1},
   };
   for (const Row& row : rows) {

@@ -46,10 +46,13 @@ struct FrontEndConfig {
   uint32_t write_timeout_ms = 30'000;       // for a client that reads nothing
   uint32_t request_timeout_ms = 3'600'000;  // from a request's first byte to its answer's last
   uint32_t num_prepare_threads = 1;         // chat templates and long prompts
+  uint32_t inline_chat_bytes =
+      2048;  // chats up to this as JSON are rendered on the network thread; 0: none
   uint32_t inline_prompt_bytes =
       16 * 1024;                        // bodies up to this are tokenized on the network thread
-  uint32_t min_poll_interval_us = 20;   // token reader, while tokens flow
-  uint32_t max_poll_interval_us = 200;  // token reader, while requests run but nothing comes
+  uint32_t min_poll_interval_us = 20;   // token reader, after a new request
+  uint32_t max_poll_interval_us = 200;  // token reader, while requests run
+  uint32_t max_polls_per_s = 10'000;    // token reader, on average; see poll_pacer.h
   uint32_t stall_timeout_ms =
       2'000;  // heartbeat silent for this, or four of the longest steps: unhealthy
 };

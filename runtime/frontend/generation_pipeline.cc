@@ -90,7 +90,12 @@ RequestLimits GenerationPipeline::request_limits() const {
 }
 
 bool GenerationPipeline::prepares_inline(const GenerationRequest& request) const {
-  if (request.is_chat) return false;
+  if (request.is_chat) {
+    // A short template costs less than going to a prepare thread and back; but never wait here for
+    // one that renders a long chat and has Python's lock.
+    return codec_->encodes_inline() && request.template_input.size() <= config_.inline_chat_bytes &&
+           num_rendering_.load(std::memory_order_relaxed) == 0;
+  }
   if (request.has_token_ids) return true;
   return codec_->encodes_inline() && request.prompt_text.size() <= config_.inline_prompt_bytes;
 }
@@ -98,7 +103,9 @@ bool GenerationPipeline::prepares_inline(const GenerationRequest& request) const
 std::optional<ApiError> GenerationPipeline::prepare(GenerationRequest& request) const try {
   if (request.has_token_ids) return std::nullopt;
   if (request.is_chat) {
+    num_rendering_.fetch_add(1, std::memory_order_relaxed);
     std::variant<std::string, ApiError> rendered = render_(request.template_input);
+    num_rendering_.fetch_sub(1, std::memory_order_relaxed);
     if (auto* error = std::get_if<ApiError>(&rendered)) return std::move(*error);
     request.prompt_text = std::move(std::get<std::string>(rendered));
   }

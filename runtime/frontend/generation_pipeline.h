@@ -3,6 +3,7 @@
 #ifndef BLINK_FRONTEND_GENERATION_PIPELINE_H
 #define BLINK_FRONTEND_GENERATION_PIPELINE_H
 
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -85,7 +86,8 @@ class GenerationPipeline {
   DetokenizerThread detokenizer_;
   TokenReader reader_;
   StepMetrics step_metrics_;
-  std::vector<blink_slot_status> statuses_;  // the network thread's mirror
+  mutable std::atomic<uint32_t> num_rendering_{0};  // relaxed: a hint, it guards no data
+  std::vector<blink_slot_status> statuses_;         // the network thread's mirror
   std::mt19937_64 random_;  // network thread: ids, and seeds where a client gave none
 };
 

@@ -122,6 +122,7 @@ std::string Metrics::prometheus_text(const blink_ring_header* header, bool is_he
   count("blink_output_tokens_total", "Output tokens read from the ring", output_tokens);
   count("blink_sequence_mismatches_total", "Output that was not the request's own",
         sequence_mismatches);
+  count("blink_ring_attachments_total", "Rings found again after a loss", ring_attachments);
   ttft.append_text("blink_ttft_seconds", "Submission to first token", out);
   tpot.append_text("blink_tpot_seconds", "Time per output token of a request after its first", out);
   itl.append_text("blink_itl_seconds", "Between two tokens of a request", out);

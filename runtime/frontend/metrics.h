@@ -79,6 +79,7 @@ struct Metrics {
   Counter prompt_tokens;
   Counter output_tokens;
   Counter sequence_mismatches;  // output that was not the request's own
+  Counter ring_attachments;     // to a ring found again after a loss
   TimeHistogram ttft{kRequestBounds};
   TimeHistogram tpot{kTokenBounds};  // of a request: (last token - first token) / (tokens - 1)
   TimeHistogram itl{kTokenBounds};

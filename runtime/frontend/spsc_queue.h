@@ -2,6 +2,10 @@
 #ifndef BLINK_FRONTEND_SPSC_QUEUE_H
 #define BLINK_FRONTEND_SPSC_QUEUE_H
 
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
 #include <atomic>
 #include <bit>
 #include <cstddef>
@@ -53,20 +57,32 @@ class SpscQueue {
   size_t tail_seen_ = 0;  // consumer's
 };
 
-// Lets a thread sleep until another has work for it. Waking costs one atomic add when nobody
-// sleeps.
+// Lets one thread sleep until another has work for it. Waking costs two atomic operations when
+// nobody sleeps. (std::atomic's wait yields some times first: where threads share a core that is a
+// switch to the others and back each time.)
 class Doorbell {
  public:
   uint32_t value() const { return value_.load(std::memory_order_acquire); }
   void ring() {
-    value_.fetch_add(1, std::memory_order_release);  // pairs with value()'s acquire
-    value_.notify_one();
+    // Sequentially consistent with wait's: either the sleeper sees the new value, or we see it.
+    value_.fetch_add(1, std::memory_order_seq_cst);
+    if (has_sleeper_.load(std::memory_order_seq_cst)) {
+      ::syscall(SYS_futex, &value_, FUTEX_WAKE_PRIVATE, 1, nullptr, nullptr, 0);
+    }
   }
   // Returns at once if it rang since `seen` was taken.
-  void wait(uint32_t seen) const { value_.wait(seen, std::memory_order_acquire); }
+  void wait(uint32_t seen) {
+    has_sleeper_.store(true, std::memory_order_seq_cst);  // pairs with ring's load
+    while (value_.load(std::memory_order_seq_cst) == seen) {
+      ::syscall(SYS_futex, &value_, FUTEX_WAIT_PRIVATE, seen, nullptr, nullptr, 0);
+    }
+    has_sleeper_.store(false, std::memory_order_relaxed);
+  }
 
  private:
+  static_assert(sizeof(std::atomic<uint32_t>) == sizeof(uint32_t));  // the kernel looks at it
   std::atomic<uint32_t> value_{0};
+  std::atomic<bool> has_sleeper_{false};
 };
 
 }  // namespace blink

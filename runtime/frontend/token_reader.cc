@@ -13,6 +13,11 @@ constexpr uint32_t kLongestIntervalUs = 1000;  // between two polls while reques
 constexpr uint32_t kSettledSightings =
     3;  // housekeeping passes before an empty slot is believed free
 
+uint64_t microseconds(Clock::time_point time) {
+  const auto since = std::chrono::duration_cast<std::chrono::microseconds>(time.time_since_epoch());
+  return static_cast<uint64_t>(since.count());
+}
+
 }  // namespace
 
 const char* health_name(Health health) {
@@ -41,7 +46,7 @@ TokenReader::TokenReader(const FrontEndConfig& config, RingClient& ring, SlotTra
       events_bell_(events_bell),
       new_(ring.num_slots() * 2),
       statuses_(ring.num_slots()),
-      max_interval_us_(config.max_poll_interval_us) {
+      pacer_(config.min_poll_interval_us, config.max_poll_interval_us, config.max_polls_per_s) {
   urgent_.reserve(ring.num_slots());
   flowing_.reserve(ring.num_slots());
   unsettled_.reserve(ring.num_slots());
@@ -87,20 +92,20 @@ void TokenReader::watch(Choice* choice) {
 void TokenReader::run() {
   ::prctl(PR_SET_NAME, "blink-reader");
   ::prctl(PR_SET_TIMERSLACK, 1000);  // ns; the default of 50 us would double a short sleep
-  uint32_t interval_us = config_.min_poll_interval_us;
   while (true) {
+    const size_t num_known = urgent_.size();
     take_new();
+    const auto num_new = static_cast<uint32_t>(urgent_.size() - num_known);
     const bool is_stopping = is_stopping_.load(std::memory_order_acquire);
     const Clock::time_point now = Clock::now();
     if (now - last_housekeeping_ >= kHousekeepingInterval || is_stopping) housekeep(now);
-    const bool has_progress = poll();
+    poll();
     if (is_stopping) {
       const bool is_idle = urgent_.empty() && flowing_.empty();
       if (is_idle || now >= stop_deadline_ || health() != Health::serving) break;
     }
-    interval_us = has_progress ? config_.min_poll_interval_us
-                               : std::min(interval_us + interval_us / 2 + 1, max_interval_us_);
-    sleep_for_work(interval_us);
+    const uint32_t interval_us = pacer_.next_interval_us(num_new, microseconds(now));
+    if (records_left_ > 0) sleep_for_work(interval_us);
   }
   take_new();
   for (Watch& watch : urgent_) end_without_owner(watch, Ending::aborted);
@@ -148,24 +153,26 @@ bool TokenReader::refresh_statuses() {
   return true;
 }
 
-// Hot path: no allocation, no log. True: something happened.
-bool TokenReader::poll() {
-  if (!refresh_statuses()) return false;
+// Hot path: no allocation, no log.
+void TokenReader::poll() {
+  records_left_ = kMaxRecordsPerPass;
+  if (!refresh_statuses()) return;
   has_emitted_ = false;
-  bool has_progress = poll_list(urgent_, true);
+  poll_list(urgent_, true);
   if (has_emitted_) events_bell_.ring();  // first tokens need not wait for the others
   has_emitted_ = false;
-  has_progress |= poll_list(flowing_, false);
+  poll_list(flowing_, false);
   if (has_emitted_) events_bell_.ring();
   has_emitted_ = false;
-  return has_progress;
 }
 
-bool TokenReader::poll_list(std::vector<Watch>& list, bool moves_to_flowing) {
-  bool has_progress = false;
+void TokenReader::poll_list(std::vector<Watch>& list, bool moves_to_flowing) {
   for (size_t i = 0; i < list.size();) {
+    if (records_left_ == 0) {  // the next pass begins with those that this one did not reach
+      std::rotate(list.begin(), list.begin() + static_cast<std::ptrdiff_t>(i), list.end());
+      return;
+    }
     const Progress progress = look_at(list[i]);
-    has_progress |= progress != Progress::none;
     const bool moves = moves_to_flowing && progress == Progress::some && list[i].num_seen > 0;
     if (moves) flowing_.push_back(list[i]);
     if (progress == Progress::done || moves) {
@@ -175,7 +182,6 @@ bool TokenReader::poll_list(std::vector<Watch>& list, bool moves_to_flowing) {
       ++i;
     }
   }
-  return has_progress;
 }
 
 TokenReader::Progress TokenReader::look_at(Watch& watch) {
@@ -228,6 +234,7 @@ TokenReader::Progress TokenReader::read_tokens(Watch& watch, const StatusWord& s
     return Progress::done;
   }
   watch.num_seen += num_new;
+  records_left_ -= std::min(records_left_, num_new);
   for (uint32_t i = 0; i < num_new; i += TokenEvent::kMaxTokens) {
     TokenEvent event{.choice = watch.choice};
     event.num_tokens = static_cast<uint8_t>(std::min(num_new - i, TokenEvent::kMaxTokens));
@@ -385,6 +392,7 @@ void TokenReader::try_reconnect(Clock::time_point now) {
   slots_.take_back_released(doubtful);
   const bool is_connected = ring_.reconnect();
   if (is_connected) {
+    metrics_.ring_attachments.add();
     doubtful.insert(doubtful.end(), ring_.unsettled_slots().begin(), ring_.unsettled_slots().end());
     health_.store(Health::starting, std::memory_order_relaxed);
   }
@@ -404,9 +412,9 @@ void TokenReader::judge_health(Clock::time_point now) {
   longest_step_ns_ = header.longest_step_ns;
   // Looking more often than 16 times a step gains a client nothing and costs a CPU target its
   // cores.
-  max_interval_us_ =
+  pacer_.set_max_interval_us(
       std::clamp(static_cast<uint32_t>(longest_step_ns_ / 16'000), config_.max_poll_interval_us,
-                 std::max(config_.max_poll_interval_us, kLongestIntervalUs));
+                 std::max(config_.max_poll_interval_us, kLongestIntervalUs)));
   if (header.heartbeat != last_heartbeat_) {
     last_heartbeat_ = header.heartbeat;
     last_beat_at_ = now;

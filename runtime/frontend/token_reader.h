@@ -13,6 +13,7 @@
 #include "frontend/front_end_config.h"
 #include "frontend/generation.h"
 #include "frontend/metrics.h"
+#include "frontend/poll_pacer.h"
 #include "frontend/ring_client.h"
 #include "frontend/slot_tracker.h"
 #include "frontend/spsc_queue.h"
@@ -30,10 +31,11 @@ enum class Health {
 
 const char* health_name(Health health);
 
-// Polling is adaptive: min_poll_interval while tokens flow, growing while none comes to
-// max_poll_interval or a sixteenth of the longest step (at most 1 ms); a token is seen at most that
-// long after it is visible. Requests that have no token yet are looked at first. Without requests
-// the thread sleeps and wakes ten times a second to look at the heartbeat.
+// Polling is adaptive (PollPacer): a token is seen at most max_poll_interval, or a sixteenth of the
+// longest step (at most 1 ms), after it is visible; polls per second are bounded too. Requests that
+// have no token yet are looked at first. A pass takes at most kMaxRecordsPerPass records; what is
+// left comes in the next, which follows at once. Without requests the thread sleeps and wakes ten
+// times a second to look at the heartbeat.
 class TokenReader {
  public:
   TokenReader(const FrontEndConfig& config, RingClient& ring, SlotTracker& slots, Metrics& metrics,
@@ -50,6 +52,8 @@ class TokenReader {
 
   Health health() const { return health_.load(std::memory_order_relaxed); }
 
+  static constexpr uint32_t kMaxRecordsPerPass = 4096;
+
  private:
   // A slot under observation. Without a choice it is only cleaned up.
   struct Watch {
@@ -65,8 +69,8 @@ class TokenReader {
 
   void run();
   void take_new();
-  bool poll();
-  bool poll_list(std::vector<Watch>& list, bool moves_to_flowing);
+  void poll();
+  void poll_list(std::vector<Watch>& list, bool moves_to_flowing);
   Progress look_at(Watch& watch);
   Progress read_tokens(Watch& watch, const StatusWord& status);
   Status read_records(Watch& watch, std::span<uint32_t> token_ids, blink_slot_status& after);
@@ -95,6 +99,8 @@ class TokenReader {
   std::vector<Watch> unsettled_;             // no choice
   std::vector<blink_slot_status> statuses_;  // the front end's mirror of its range
   bool has_emitted_ = false;
+  uint32_t records_left_ = 0;  // of this pass
+  PollPacer pacer_;
 
   uint64_t last_heartbeat_ = 0;
   Clock::time_point last_beat_at_;
@@ -102,7 +108,6 @@ class TokenReader {
   Clock::time_point next_reconnect_;
   uint64_t own_heartbeat_ = 0;
   uint64_t longest_step_ns_ = 0;
-  uint32_t max_interval_us_;                      // max_poll_interval_us, more where steps are long
   std::atomic<Health> health_{Health::starting};  // relaxed: a gauge
 
   std::mutex sleep_mutex_;

@@ -65,9 +65,11 @@ void set_field(FrontEndConfig& config, const std::string& name, nb::handle value
   BLINK_FIELD(write_timeout_ms)
   BLINK_FIELD(request_timeout_ms)
   BLINK_FIELD(num_prepare_threads)
+  BLINK_FIELD(inline_chat_bytes)
   BLINK_FIELD(inline_prompt_bytes)
   BLINK_FIELD(min_poll_interval_us)
   BLINK_FIELD(max_poll_interval_us)
+  BLINK_FIELD(max_polls_per_s)
   BLINK_FIELD(stall_timeout_ms)
 #undef BLINK_FIELD
   if (name == "tool_format") {
@@ -107,6 +109,7 @@ std::shared_ptr<const TextCodec> codec_from_python(nb::object codec) {
 TemplateRenderer renderer_from_python(nb::object render) {
   auto owner = std::make_shared<PythonReference>(std::move(render));
   return [owner](const std::string& input) -> std::variant<std::string, ApiError> {
+    keep_python_thread();
     const nb::gil_scoped_acquire gil;
     try {
       return nb::cast<std::string>(owner->get()(input));

@@ -8,11 +8,36 @@ namespace {
 
 namespace nb = nanobind;
 
+bool is_finalizing() {
+#if PY_VERSION_HEX >= 0x030D0000
+  return Py_IsFinalizing() != 0;
+#else
+  return Py_IsInitialized() == 0 || _Py_IsFinalizing() != 0;
+#endif
+}
+
+class PythonThread {
+ public:
+  PythonThread() : gil_(PyGILState_Ensure()), state_(PyEval_SaveThread()) {}
+  PythonThread(const PythonThread&) = delete;
+  PythonThread& operator=(const PythonThread&) = delete;
+  ~PythonThread() {
+    if (is_finalizing()) return;  // the GIL is not to be had any more; the state ends with Python
+    PyEval_RestoreThread(state_);
+    PyGILState_Release(gil_);
+  }
+
+ private:
+  PyGILState_STATE gil_;
+  PyThreadState* state_;
+};
+
 class PythonDecoder final : public TextDecoder {
  public:
   explicit PythonDecoder(nb::object decoder) : decoder_(std::move(decoder)) {}
 
   void append(uint32_t token_id, std::string& text) override {
+    keep_python_thread();
     const nb::gil_scoped_acquire gil;
     try {
       text += nb::cast<std::string>(decoder_.get().attr("append")(token_id));
@@ -22,6 +47,7 @@ class PythonDecoder final : public TextDecoder {
   }
 
   void flush(std::string& text) override {
+    keep_python_thread();
     const nb::gil_scoped_acquire gil;
     try {
       text += nb::cast<std::string>(decoder_.get().attr("flush")());
@@ -36,8 +62,14 @@ class PythonDecoder final : public TextDecoder {
 
 }  // namespace
 
+void keep_python_thread() {
+  if (PyGILState_GetThisThreadState() != nullptr) return;  // Python's own, or kept already
+  static thread_local PythonThread thread;
+}
+
 void PythonCodec::encode(std::string_view text, bool adds_special_tokens,
                          std::vector<uint32_t>& token_ids) const {
+  keep_python_thread();
   const nb::gil_scoped_acquire gil;
   try {
     const nb::object ids = codec_.get().attr("encode")(text, adds_special_tokens);

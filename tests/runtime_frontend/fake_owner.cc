@@ -123,13 +123,13 @@ bool FakeOwner::generate(uint32_t slot, uint64_t now) {
     const uint32_t index = own.num_generated;
     const bool is_past_end = index >= num_prompt && !ignores_eos;
     const uint32_t token = is_past_end ? kEos : ring_.prompt(slot)[index % num_prompt];
-    if (token == kNanToken) {
+    if (token == kNanToken && !options_.is_wellbehaved) {
       --num_running_;
       own.state = BLINK_STATE_FAILED;
       publish(slot, BLINK_FINISH_ERROR, BLINK_ERROR_NAN_LOGITS);
       return true;
     }
-    if (token == kStallToken)
+    if (token == kStallToken && !options_.is_wellbehaved)
       std::this_thread::sleep_for(std::chrono::microseconds(options_.stall_us));
     write_record(slot, index, token);
     before_token(request, index);

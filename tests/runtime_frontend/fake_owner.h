@@ -31,6 +31,7 @@ class FakeOwner {
     uint32_t max_running = 0;        // 0: all slots; others wait in prefill_pending
     uint64_t stall_us = 3'000'000;
     Pace pace = Pace::as_admitted;
+    bool is_wellbehaved = false;  // token ids mean nothing: those of a real vocabulary come in
   };
 
   FakeOwner(void* ring, Options options);

@@ -16,6 +16,8 @@ PROGRAMS = [
     "frontend_unit",
     "frontend_http",
     "frontend_load",
+    "frontend_faults",
+    "frontend_pacer",
 ]
 
 
