@@ -104,9 +104,10 @@ class _Run:
         record = self._build.record(name)
         # A tool that this machine lacks cannot have changed the artifact since it was made.
         tools = {**(record.tools if record else {}), **stages.stage_tools(name, self._config)}
-        inputs = digest_of(
-            FORMAT_VERSION, name, options, source_digest(name), self._previous, tools
-        )
+        # Of all stages before it: code is made from segments as well as from the plan, and a plan
+        # may be the same for two models.
+        earlier = [outcome.digest for outcome in self.outcomes]
+        inputs = digest_of(FORMAT_VERSION, name, options, source_digest(name), earlier, tools)
         cached = record is not None and record.inputs_digest == inputs
         if not cached:
             record = self._fetch(name, inputs)

@@ -139,6 +139,27 @@ def test_fine_tuned_weights_of_equal_shape_are_read_again(model: Path, tmp_path:
     assert run(config_for(model), tmp_path / "build")["read"] is False
 
 
+@pytest.mark.parametrize("cache", ["off", "cache"])
+def test_code_follows_every_stage_before_it(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: str
+) -> None:
+    """Guards models whose engines and plans are equal and whose code is not, such as one with a
+    sliding window and one without."""
+    monkeypatch.setenv("BLINK_CACHE_DIR", "off" if cache == "off" else str(tmp_path / cache))
+
+    def write_config(*arguments: Any) -> None:
+        folder = next(a for a in arguments if isinstance(a, Path))
+        shutil.copyfile(model / "config.json", folder / "first.txt")
+
+    monkeypatch.setattr(stages, "read_model", write_config)
+    monkeypatch.setattr(stages, "segment_model", write_config)
+    run(config_for(model), tmp_path / "one")
+    (model / "config.json").write_text('{"model_type": "llama", "sliding_window": 21}')
+    same_build = run(config_for(model), tmp_path / "one")
+    assert same_build["codegen"] is False
+    assert all(run(config_for(model), tmp_path / "one").values())
+
+
 def test_another_build_takes_stages_from_the_cache(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
