@@ -42,24 +42,34 @@ class NarrowInstance:
     """Template arguments of one instance of the product for up to 64 rows (narrow.cuh).
 
     `columns` activation rows; `splits` blocks of a cluster share k; `stages` of 64 values of k are
-    in shared memory.
+    in shared memory; each of `groups` warpgroups has 128 weight rows.
     """
 
     columns: int
+    groups: int
     splits: int
     stages: int
 
     @property
     def name(self) -> str:
         """Return the kernel's name."""
-        return f"narrow_{self.columns}_{self.splits}_{self.stages}"
+        return f"narrow_{self.columns}_{self.groups}_{self.splits}_{self.stages}"
+
+    @property
+    def tile(self) -> int:
+        """Return the weight rows of a block."""
+        return 128 * self.groups
 
 
-NARROW_TILE = 128  # kNarrowTile, weight rows of a block
-NARROW_INSTANCES = tuple(
-    NarrowInstance(columns=columns, splits=splits, stages=stages)
-    for columns, stages in ((16, 5), (32, 4), (64, 3))
-    for splits in (1, 2, 4, 8)
+# Activations are read anew by every block, through L2: of 64 columns two warpgroups share them
+# where there are weight rows enough.
+NARROW_INSTANCES = (
+    *(
+        NarrowInstance(columns=columns, groups=1, splits=splits, stages=stages)
+        for columns, stages in ((16, 5), (32, 4), (64, 4))
+        for splits in (1, 2, 4, 8)
+    ),
+    NarrowInstance(columns=64, groups=2, splits=1, stages=4),
 )
 
 

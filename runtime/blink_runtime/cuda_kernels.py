@@ -16,7 +16,6 @@ from blinkc.engine.cuda_instances import (
     DECODE_MANY_WARPS,
     GEMV_INSTANCES,
     NARROW_INSTANCES,
-    NARROW_TILE,
     GemvInstance,
     NarrowInstance,
     decode_attention_warps,
@@ -147,20 +146,22 @@ def choose_gemv(m: int, n: int, k: int, num_multiprocessors: int) -> GemvInstanc
 
 
 def choose_narrow(m: int, n: int, k: int, num_multiprocessors: int) -> NarrowInstance:
-    """Return the instance for `m` rows: k is shared out until two blocks a multiprocessor are busy.
+    """Return the instance for `m` rows.
 
-    A share keeps at least four steps of 64, so that adding the shares stays cheap.
+    Tall blocks if there are enough of them for most multiprocessors; else k is shared out until two
+    blocks a multiprocessor are busy, each share with at least four steps of 64, so that adding the
+    shares stays cheap. Multiprocessors are grouped by 14 to 18: clusters of 8 could not fill them.
     """
     columns = min(i.columns for i in NARROW_INSTANCES if i.columns >= m)
-    tiles, steps = ceil_div(n, NARROW_TILE), k // 64
-    able = [
-        i
-        for i in NARROW_INSTANCES
-        if i.columns == columns
-        and (i.splits == 1 or tiles * i.splits <= 2 * num_multiprocessors)
-        and (i.splits == 1 or steps // i.splits >= 4)
-    ]
-    return max(able, key=lambda i: i.splits)
+
+    def is_able(i: NarrowInstance) -> bool:
+        blocks = ceil_div(n, i.tile) * i.splits
+        if i.columns != columns or (i.groups > 1 and blocks < 0.75 * num_multiprocessors):
+            return False
+        most = num_multiprocessors if i.splits == 8 else 2 * num_multiprocessors
+        return i.splits == 1 or (blocks <= most and k // 64 // i.splits >= 4)
+
+    return max(filter(is_able, NARROW_INSTANCES), key=lambda i: (i.groups, i.splits))
 
 
 class CudaKernels:
@@ -233,8 +234,8 @@ class CudaKernels:
         instance = instance or choose_narrow(m, n, k, self.num_multiprocessors)
         return Launch(
             self.function(instance.name),
-            (instance.splits, ceil_div(n, NARROW_TILE), 1),
-            128,
+            (instance.splits, ceil_div(n, instance.tile), 1),
+            instance.tile,  # as many threads as weight rows
             self.shared_bytes(instance.name),
             (
                 *map(pointer, (weight, x, bias, out)),

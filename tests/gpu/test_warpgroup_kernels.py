@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from blink_runtime.cuda_kernels import AttentionShape, choose_narrow
+from blink_runtime.cuda_kernels import AttentionShape
 from blinkc.engine.cuda_instances import NARROW_INSTANCES, NarrowInstance
 from tests.gpu.harness import KernelHarness, PagedStep, reference_attention, relative_error
 
@@ -57,15 +57,6 @@ def test_narrow_as_chosen(kernels: KernelHarness, m: int, n: int, k: int) -> Non
     x, w = kernels.random(m, k), kernels.random(n, k)
     want = x.double() @ w.double().T
     assert relative_error(narrow(kernels, x, w, None), want) < 4e-3
-
-
-def test_narrow_choice_fits() -> None:
-    """A choice is an instance that takes the rows and leaves each share of k something to do."""
-    for m in range(1, 65):
-        for n, k in ((128, 64), (4096, 14336), (151936, 2048)):
-            chosen = choose_narrow(m, n, k, 132)
-            assert chosen.columns >= m
-            assert chosen.splits == 1 or k // 64 // chosen.splits >= 4
 
 
 def test_narrow_rows_do_not_depend_on_each_other(kernels: KernelHarness) -> None:

@@ -16,15 +16,19 @@
 
 namespace blink::kernels {
 
-constexpr int kNarrowTile = 128, kNarrowDepth = 64, kNarrowThreads = 128;
-constexpr int kNarrowStride = kNarrowTile + 4;  // of the sums; 8 rows hit distinct banks
+constexpr int kNarrowDepth = 64;
 
-template <int kColumns>
-constexpr int kNarrowStageBytes = (kNarrowTile + kColumns) * kPanelBytes;
-template <int kColumns, int kStages>
+/* Weight rows of a block: 128 for each of its warpgroups, which share the activations' copies. */
+constexpr int narrow_tile(int groups) { return 128 * groups; }
+/* Floats between rows of the sums; 8 rows hit distinct banks. */
+constexpr int narrow_stride(int groups) { return narrow_tile(groups) + 4; }
+
+template <int kColumns, int kGroups>
+constexpr int kNarrowStageBytes = (narrow_tile(kGroups) + kColumns) * kPanelBytes;
+template <int kColumns, int kGroups, int kStages>
 constexpr int narrow_shared_bytes() {
-  constexpr int kRing = kStages * kNarrowStageBytes<kColumns>;
-  constexpr int kSums = kColumns * kNarrowStride * 4;
+  constexpr int kRing = kStages * kNarrowStageBytes<kColumns, kGroups>;
+  constexpr int kSums = kColumns * narrow_stride(kGroups) * 4;
   return (kRing > kSums ? kRing : kSums) + 1024;
 }
 
@@ -49,19 +53,20 @@ __device__ __forceinline__ float2 load_of_cluster(uint32_t shared, int rank) {
 }
 
 /* Adds the cluster's sums in its order and stores this block's share of the rows. */
-template <typename T, int kSplits>
+template <typename T, int kGroups, int kSplits>
 __device__ __forceinline__ void store_narrow(uint32_t sums, const T* bias, T* out, int split,
                                              int first_n, int num_m, int num_n) {
-  const int column = threadIdx.x % 64 * 2, n = first_n + column;
+  constexpr int kPairs = narrow_tile(kGroups) / 2, kStride = narrow_stride(kGroups);
+  const int column = threadIdx.x % kPairs * 2, n = first_n + column;
   if (n >= num_n) return;
   const bool both = n + 1 < num_n;
   float2 base = make_float2(0.0f, 0.0f);
   if (bias != nullptr) base = {to_float(bias[n]), both ? to_float(bias[n + 1]) : 0.0f};
-  for (int m = split + threadIdx.x / 64 * kSplits; m < num_m; m += 2 * kSplits) {
+  for (int m = split + threadIdx.x / kPairs * kSplits; m < num_m; m += 2 * kSplits) {
     float2 sum = make_float2(0.0f, 0.0f);
 #pragma unroll
     for (int s = 0; s < kSplits; ++s) {
-      const float2 part = load_of_cluster(sums + (m * kNarrowStride + column) * 4, s);
+      const float2 part = load_of_cluster(sums + (m * kStride + column) * 4, s);
       sum.x += part.x, sum.y += part.y;
     }
     sum.x += base.x, sum.y += base.y;
@@ -75,41 +80,44 @@ __device__ __forceinline__ void store_narrow(uint32_t sums, const T* bias, T* ou
   }
 }
 
-/* Grid (kSplits, ceil(num_n / 128)), clusters of kSplits, kNarrowThreads threads. num_m <=
+/* Grid (kSplits, ceil(num_n / narrow_tile)), clusters of kSplits, 128 kGroups threads. num_m <=
  * kColumns, num_k % 64 == 0; w, x and their rows aligned to 16 bytes. Weight rows past num_n read
  * row num_n - 1 and store nothing. */
-template <typename T, int kColumns, int kSplits, int kStages>
+template <typename T, int kColumns, int kGroups, int kSplits, int kStages>
 __device__ __forceinline__ void narrow_product(const T* w, const T* x, const T* bias, T* out,
                                                int num_m, int num_n, int num_k) {
-  constexpr int kStage = kNarrowStageBytes<kColumns>;
-  constexpr int kRowsApart = kNarrowThreads / 8;  // rows that a thread copies a piece of
+  constexpr int kTile = narrow_tile(kGroups), kStride = narrow_stride(kGroups);
+  constexpr int kStage = kNarrowStageBytes<kColumns, kGroups>;
+  constexpr int kRowsApart = 16 * kGroups;  // rows that a thread copies a piece of
+  constexpr int kInputCopies = (kColumns + kRowsApart - 1) / kRowsApart;
+  static_assert(kColumns % kRowsApart == 0);
   extern __shared__ __align__(128) unsigned char shared[];
   const uint32_t ring = (shared_address(shared) + 1023) & ~1023u;
   let_next_start();
-  const int split = blockIdx.x, first_n = blockIdx.y * kNarrowTile;
+  const int split = blockIdx.x, first_n = blockIdx.y * kTile;
   const int steps = num_k / kNarrowDepth;
   const int begin = steps * split / kSplits, end = steps * (split + 1) / kSplits;
 
   const int piece = threadIdx.x % 8, first_row = threadIdx.x / 8;
   const uint32_t place = ring + panel_offset(first_row, piece);
-  const T* weight[kNarrowTile / kRowsApart];
+  const T* weight[kTile / kRowsApart];
 #pragma unroll
-  for (int i = 0; i < kNarrowTile / kRowsApart; ++i)
+  for (int i = 0; i < kTile / kRowsApart; ++i)
     weight[i] = w +
                 static_cast<int64_t>(min(first_n + first_row + i * kRowsApart, num_n - 1)) * num_k +
                 piece * 8;
   auto request_weights = [&](int step, int slot) {
 #pragma unroll
-    for (int i = 0; i < kNarrowTile / kRowsApart; ++i)
+    for (int i = 0; i < kTile / kRowsApart; ++i)
       copy_async(place + slot * kStage + i * kRowsApart * kPanelBytes,
                  weight[i] + step * kNarrowDepth);
   };
   auto request_input = [&](int step, int slot) {
 #pragma unroll
-    for (int i = 0; i < kColumns / kRowsApart; ++i) {
+    for (int i = 0; i < kInputCopies; ++i) {
       const int m = first_row + i * kRowsApart;
       const bool real = m < num_m;
-      copy_async(place + slot * kStage + (kNarrowTile + i * kRowsApart) * kPanelBytes,
+      copy_async(place + slot * kStage + (kTile + i * kRowsApart) * kPanelBytes,
                  x + static_cast<int64_t>(real ? m : 0) * num_k + step * kNarrowDepth + piece * 8,
                  real);
     }
@@ -130,6 +138,7 @@ __device__ __forceinline__ void narrow_product(const T* w, const T* x, const T* 
   for (int i = 0; i < 2; ++i)
 #pragma unroll
     for (int j = 0; j < kColumns / 2; ++j) sum[i][j] = 0.0f;
+  const int group = threadIdx.x / 128;
   int slot = 0;
 #pragma unroll 1
   for (int step = begin; step < end; ++step) {
@@ -143,7 +152,8 @@ __device__ __forceinline__ void narrow_product(const T* w, const T* x, const T* 
     }
     copy_async_commit();
     const uint32_t stage = ring + slot * kStage;
-    const uint64_t a = k_major(stage), b = k_major(stage + kNarrowTile * kPanelBytes);
+    const uint64_t a = k_major(stage + group * 128 * kPanelBytes);
+    const uint64_t b = k_major(stage + kTile * kPanelBytes);
     hold(sum[0]);
     hold(sum[1]);
     products_begin();
@@ -161,7 +171,8 @@ __device__ __forceinline__ void narrow_product(const T* w, const T* x, const T* 
   }
   copy_async_wait<0>();
   __syncthreads();  // the sums take the ring's place
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+  const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+  const int first_row_of_warp = group * 128 + threadIdx.x % 128 / 32 * 16;
   float* sums = reinterpret_cast<float*>(shared + (ring - shared_address(shared)));
 #pragma unroll
   for (int i = 0; i < 2; ++i)
@@ -169,10 +180,10 @@ __device__ __forceinline__ void narrow_product(const T* w, const T* x, const T* 
     for (int j = 0; j < kColumns / 8; ++j)
 #pragma unroll
       for (int c = 0; c < 4; ++c)
-        sums[(j * 8 + 2 * t + (c & 1)) * kNarrowStride + i * 64 + warp * 16 + g + (c >> 1) * 8] =
+        sums[(j * 8 + 2 * t + (c & 1)) * kStride + first_row_of_warp + i * 64 + g + (c >> 1) * 8] =
             sum[i][j * 4 + c];
   cluster_barrier();
-  store_narrow<T, kSplits>(ring, bias, out, split, first_n, num_m, num_n);
+  store_narrow<T, kGroups, kSplits>(ring, bias, out, split, first_n, num_m, num_n);
   if constexpr (kSplits > 1) cluster_barrier();  // nobody leaves while its sums are read
 }
 
