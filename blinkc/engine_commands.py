@@ -23,7 +23,7 @@ def engine_options(function: _Function) -> _Function:
         click.option(
             "--engine-level",
             type=int,
-            help="TensorRT's effort, 0 to 5. [default: 2; 3 for RTX]",
+            help="TensorRT's effort, 0 to 5. [default: 2; 3 for RTX; 0 for 8.6]",
         ),
         click.option(
             "--engine-seconds",

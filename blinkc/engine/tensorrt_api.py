@@ -12,6 +12,7 @@
 | IProgressMonitor | no | yes | yes | yes |
 | plans for GPUs that are not here | no | no | no | compute capabilities |
 | scratch given by us | context.device_memory | set_device_memory | same | same |
+| level unless asked for | 0: others took minutes | 2 | 2 | 3 |
 
 Segments hold standard ONNX only, cut ops run outside of engines: no plugin is needed, and so
 neither is the unversioned `libtensorrt_rtx.so` that RTX's parser looks for when it meets one.
@@ -45,6 +46,7 @@ class TensorRtTraits:
     strongly_typed: bool
     max_opset: int
     dtypes: tuple[str, ...]  # of weights and activations
+    default_level: int
     quantized: tuple[str, ...] = ()  # of weights that stay inputs
     named_targets: bool = False
 
@@ -54,6 +56,7 @@ _MODERN = TensorRtTraits(
     strongly_typed=True,
     max_opset=18,
     dtypes=("fp32", "fp16", "bf16"),
+    default_level=2,
     quantized=("fp8", "int4"),
 )
 TABLE: dict[tuple[str, int], TensorRtTraits] = {
@@ -62,6 +65,7 @@ TABLE: dict[tuple[str, int], TensorRtTraits] = {
         strongly_typed=False,
         max_opset=17,
         dtypes=("fp32", "fp16"),
+        default_level=0,
     ),
     ("tensorrt", 10): _MODERN,
     ("tensorrt", 11): _MODERN,
@@ -70,6 +74,7 @@ TABLE: dict[tuple[str, int], TensorRtTraits] = {
         strongly_typed=True,
         max_opset=18,
         dtypes=("fp32", "fp16", "bf16"),
+        default_level=3,
         quantized=("fp8", "int4"),
         named_targets=True,
     ),
@@ -77,7 +82,7 @@ TABLE: dict[tuple[str, int], TensorRtTraits] = {
 # What somebody ran: engine -> version -> what was done with it. README.md of this folder has the
 # dates and GPUs. Everything else works with a notice, and the golden prompt is its test.
 SEEN: dict[str, dict[str, str]] = {
-    "tensorrt": {},
+    "tensorrt": {"8.6.0": "built"},
     "tensorrt-rtx": {"1.7.1.116": "built"},
 }
 

@@ -11,10 +11,13 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
+import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import blinkc
 from blinkc.build_folder import digest_of, hash_file
@@ -23,12 +26,13 @@ from blinkc.engine.tensorrt_api import TensorRtApi
 from blinkc.engine.tensorrt_build import OTHER_ENGINE
 from blinkc.engine.tensorrt_model import EngineModel
 from blinkc.engine.tensorrt_profiles import RowRange
-from blinkc.engine.tensorrt_worker import PlanJob, WorkerJob, job_to_json
+from blinkc.engine.tensorrt_worker import MIN_LEVEL, PlanJob, WorkerJob, job_to_json
 from blinkc.errors import BlinkError
 
-DEFAULT_LEVEL = {"tensorrt": 2, "tensorrt-rtx": 3}
 DEFAULT_WORKSPACE_BYTES = 4 << 30
 _MAX_LOG_CHARS = 8000
+_MAX_WORKERS = 4  # each takes half a gigabyte of host memory
+_GRACE_S = 2.0  # a version that reports progress ends by itself
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,7 +78,7 @@ def build_plans(
         KeyboardInterrupt: Ctrl-C; the worker is gone then.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    level = DEFAULT_LEVEL[api.engine] if options.level is None else options.level
+    level = api.traits.default_level if options.level is None else options.level
     job = WorkerJob(
         engine=api.engine,
         targets=targets,
@@ -93,11 +97,14 @@ def build_plans(
                 _plan_job(models[number], ranges, outs[number], Path(scratch) / f"{number}.onnx")
                 for number in missing
             ]
-            # Plans for GPUs that are not here come out the same only from fresh processes; for the
-            # GPU here TensorRT measures anyway, and starting it up costs seconds.
-            groups = [[job] for job in jobs] if targets else [jobs]
-            for group in groups:
-                _run(replace(job, plans=tuple(group)), Path(scratch), api, say)
+            # Where nothing is timed, plans are built side by side: on level 0 TensorRT takes the
+            # first tactic that works, and for a GPU that is not here it cannot time anything. Such
+            # plans also come out the same, from fresh processes. Elsewhere neighbours would
+            # disturb the timing.
+            is_timed = not targets and level > MIN_LEVEL
+            groups = [jobs] if is_timed else [[job] for job in jobs]
+            with _Workers(api, Path(scratch), say) as workers:
+                workers.run([replace(job, plans=tuple(group)) for group in groups])
     plans = []
     for model, out in zip(models, outs, strict=True):
         plan = _read_plan(model.name, out)
@@ -133,44 +140,113 @@ def _read_plan(segment: str, out: Path) -> BuiltPlan | None:
         return None
 
 
-def _run(job: WorkerJob, scratch: Path, api: TensorRtApi, say: Callable[[str], None]) -> None:
-    """Run one worker to its end; whatever ends this function ends the worker."""
-    job_path = scratch / "job.json"
-    job_path.write_text(job_to_json(job), encoding="utf-8")
-    log_path = scratch / "log.txt"
-    root = str(Path(blinkc.__file__).resolve().parents[1])
-    paths = [root, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
-    environment.pop("BLINK_FIXED_LAYOUT", None)
-    with log_path.open("wb") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "blinkc.engine.tensorrt_worker", str(job_path)],
-            stdout=subprocess.PIPE,
-            stderr=log,
-            stdin=subprocess.DEVNULL,
-            env=environment,
-            text=True,
-            start_new_session=True,  # a terminal's Ctrl-C comes to us, and we end it
-        )
-        refusal: dict[str, Any] = {}
-        try:
+class _Workers:
+    """Worker processes, a few at a time; leaving the `with` block ends those that still run."""
+
+    def __init__(self, api: TensorRtApi, scratch: Path, say: Callable[[str], None]) -> None:
+        self._api = api
+        self._scratch = scratch
+        self._say = say
+        self._running: set[subprocess.Popen[str]] = set()
+        self._is_closed = False
+        self._lock = threading.Lock()
+
+    def run(self, jobs: Sequence[WorkerJob]) -> None:
+        """Run all jobs.
+
+        Raises:
+            BlinkError: of the first job that failed; plans of the others are kept.
+        """
+        with ThreadPoolExecutor(max(1, min(len(jobs), os.cpu_count() or 1, _MAX_WORKERS))) as pool:
+            try:
+                waiting = [pool.submit(self._run, job, n) for n, job in enumerate(jobs)]
+                for done in waiting:
+                    done.result()
+            except BaseException:
+                self._end(close=True)
+                raise
+
+    def _run(self, job: WorkerJob, number: int) -> None:
+        """Run one job; one that takes too long goes on at the lowest level."""
+        deadline = time.monotonic() + job.budget_s if job.budget_s else 0.0
+        if self._run_once(job, number, deadline):
+            return
+        left = tuple(plan for plan in job.plans if _read_plan("", Path(plan.out)) is None)
+        lowest = replace(job, plans=left, optimization_level=MIN_LEVEL, budget_s=0.0)
+        self._run_once(lowest, number, 0.0)
+
+    def _run_once(self, job: WorkerJob, number: int, deadline: float) -> bool:
+        """Return False when the time was over before the plans were there."""
+        job_path = self._scratch / f"job{number}.json"
+        job_path.write_text(job_to_json(job), encoding="utf-8")
+        log_path = self._scratch / f"log{number}.txt"
+        timer: threading.Timer | None = None
+        late = threading.Event()
+        with log_path.open("wb") as log:
+            process = self._start(job_path, log)
+
+            def end() -> None:
+                late.set()
+                process.kill()
+
+            if deadline and job.optimization_level > MIN_LEVEL:
+                timer = threading.Timer(max(deadline - time.monotonic(), 0.0) + _GRACE_S, end)
+                timer.start()
+            refusal: dict[str, Any] = {}
             assert process.stdout is not None
-            for line in process.stdout:
-                refusal = _hear(line, job, say) or refusal
+            with process.stdout:
+                for line in process.stdout:
+                    refusal = _hear(line, job, self._say) or refusal
             status = process.wait()
-        finally:
-            process.kill()
-            process.wait()
-    if refusal:
-        raise BlinkError(refusal["error"], hint=refusal["hint"], log=refusal["log"])
-    if status != 0:
-        names = ", ".join(plan.name for plan in job.plans)
-        how = f"signal {-status}" if status < 0 else f"exit status {status}"
-        raise BlinkError(
-            f"{api.title} ended with {how} while building segment {names}",
-            hint=OTHER_ENGINE,
-            log=log_path.read_text(encoding="utf-8", errors="replace")[-_MAX_LOG_CHARS:],
-        )
+        if timer is not None:
+            timer.cancel()
+        with self._lock:
+            self._running.discard(process)
+        if late.is_set():
+            return False
+        if refusal:
+            raise BlinkError(refusal["error"], hint=refusal["hint"], log=refusal["log"])
+        if status != 0 and not self._is_closed:
+            names = ", ".join(plan.name for plan in job.plans)
+            how = f"signal {-status}" if status < 0 else f"exit status {status}"
+            raise BlinkError(
+                f"{self._api.title} ended with {how} while building segment {names}",
+                hint=OTHER_ENGINE,
+                log=log_path.read_text(encoding="utf-8", errors="replace")[-_MAX_LOG_CHARS:],
+            )
+        return True
+
+    def _start(self, job_path: Path, log: IO[bytes]) -> subprocess.Popen[str]:
+        root = str(Path(blinkc.__file__).resolve().parents[1])
+        paths = [root, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+        environment.pop("BLINK_FIXED_LAYOUT", None)
+        with self._lock:
+            if self._is_closed:
+                raise BlinkError("the build was ended")
+            process = subprocess.Popen(
+                [sys.executable, "-m", "blinkc.engine.tensorrt_worker", str(job_path)],
+                stdout=subprocess.PIPE,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+                env=environment,
+                text=True,
+                start_new_session=True,  # a terminal's Ctrl-C comes to us, and we end it
+            )
+            self._running.add(process)
+        return process
+
+    def _end(self, *, close: bool) -> None:
+        with self._lock:
+            self._is_closed = self._is_closed or close
+            for process in self._running:
+                process.kill()
+
+    def __enter__(self) -> _Workers:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end(close=True)
 
 
 def _hear(line: str, job: WorkerJob, say: Callable[[str], None]) -> dict[str, Any] | None:

@@ -13,6 +13,7 @@ import contextlib
 import ctypes
 import json
 import os
+import signal
 import sys
 import time
 from dataclasses import asdict, dataclass
@@ -28,6 +29,7 @@ from blinkc.errors import BlinkError
 
 _FIXED_LAYOUT = "BLINK_FIXED_LAYOUT"
 _ADDR_NO_RANDOMIZE = 0x0040000  # personality(2)
+_PR_SET_PDEATHSIG = 1  # prctl(2)
 _MIN_LINE_INTERVAL_S = 0.2
 MIN_LEVEL = 0
 
@@ -79,6 +81,7 @@ def job_from_json(text: str) -> WorkerJob:
 
 def main(path: str) -> int:
     """Build a job's plans; the exit status is 0 when all are there."""
+    _end_with_parent()
     _fix_layout()
     job = job_from_json(Path(path).read_text(encoding="utf-8"))
     try:
@@ -154,6 +157,12 @@ class _Reporter:
 
 def _say(**data: Any) -> None:
     print(json.dumps(data), flush=True)
+
+
+def _end_with_parent() -> None:
+    """End when the compiler does, however it is ended: nobody else would stop a long build."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _fix_layout() -> None:
