@@ -19,7 +19,6 @@ from typing import Any
 
 from tests.gpu.serving import GpuServer
 
-TOKENS_PER_REQUEST = 4000
 FRONT_END = ("blink-network", "blink-reader", "blink-detok", "blink-steps", "blink-log")
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
@@ -32,25 +31,23 @@ def num_steps(server: GpuServer) -> int:
     raise SystemExit("the server has no metric blink_decode_steps_total")
 
 
-def measure(bundle: Path, scheduler: str, steps: int) -> dict[str, Any]:
-    """Serve `steps` decode steps; return CPU seconds and share of a core by thread name."""
-    requests = -(-steps // TOKENS_PER_REQUEST)
+def measure(bundle: Path, scheduler: str, steps: int, tokens: int) -> dict[str, Any]:
+    """Serve `steps` decode steps, `tokens` a request; return each thread's CPU time by its name."""
+    requests = -(-steps // tokens)
     with GpuServer(bundle, "--drain", "0", "--scheduler", scheduler) as server:
         server.complete("warm", 16, ignore_eos=True)
         before, first_step, started = server.thread_ticks(), num_steps(server), time.monotonic()
         with ThreadPoolExecutor(requests) as pool:
             answers = list(
                 pool.map(
-                    lambda number: server.complete(
-                        f"Request {number}:", TOKENS_PER_REQUEST, ignore_eos=True
-                    ),
+                    lambda number: server.complete(f"Request {number}:", tokens, ignore_eos=True),
                     range(requests),
                 )
             )
         seconds = time.monotonic() - started
         after, last_step = server.thread_ticks(), num_steps(server)
         for answer in answers:
-            assert answer["usage"]["completion_tokens"] == TOKENS_PER_REQUEST, answer
+            assert answer["usage"]["completion_tokens"] == tokens, answer
         status, stop_s = server.stop()
     ticks: dict[str, int] = defaultdict(int)
     for thread, (name, count) in after.items():
@@ -78,9 +75,13 @@ def main() -> None:
     parser.add_argument("bundle", type=Path)
     parser.add_argument("steps", type=int, nargs="?", default=1_000_000)
     parser.add_argument("schedulers", nargs="*", default=["chained", "persistent"])
+    parser.add_argument("--tokens", type=int, default=4000, help="of one request")
     parser.add_argument("-o", "--output", type=Path)
     arguments = parser.parse_args()
-    results = [measure(arguments.bundle, name, arguments.steps) for name in arguments.schedulers]
+    results = [
+        measure(arguments.bundle, name, arguments.steps, arguments.tokens)
+        for name in arguments.schedulers
+    ]
     if arguments.output:
         arguments.output.write_text(json.dumps(results, indent=1))
 

@@ -225,7 +225,7 @@ def run_experts(
         "transposed weights": module.is_transposed,
         "interleaved gate and up": not module.is_concatenated,
         "a gate of its own": not gate_is_plain,
-        "a norm after the experts": module.has_post_expert_norm,
+        "a norm after the experts": getattr(module, "has_post_expert_norm", False),  # 5.17 has none
     }
     for what, is_so in odd.items():
         if is_so:

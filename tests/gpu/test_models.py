@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,21 +25,30 @@ pytestmark = pytest.mark.gpu
 # A token is right when the reference's logit for it lies no further below the best than rounding to
 # 16 bits may move it; in standard deviations of the row's logits.
 TIE_STD = 0.15
+# With experts chosen this closely, rounding takes another one, and the row's logits move at will:
+# transformers in bf16 parts from itself in fp32 at the same places. Seen below 0.02 there, where
+# 95 % of all choices lie above it.
+ROUTER_TIE_STD = 0.02
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 # One token, several pages, more than a window, and more than one prefill step takes.
 PROMPT_LENGTHS = (1, 17, 40, 64, 127, 300)
 NUM_TOKENS = 24
 
 
-def prompts() -> list[list[int]]:
+def prompts(lengths: Sequence[int] = PROMPT_LENGTHS) -> list[list[int]]:
     generator = torch.Generator().manual_seed(3)
     return [
-        torch.randint(3, VOCAB_SIZE, (length,), generator=generator).tolist()
-        for length in PROMPT_LENGTHS
+        torch.randint(3, VOCAB_SIZE, (length,), generator=generator).tolist() for length in lengths
     ]
 
 
 def served(
-    model: TinyModel, context: Context, placement: str
+    model: TinyModel,
+    context: Context,
+    placement: str,
+    lengths: Sequence[int] = PROMPT_LENGTHS,
+    num_tokens: int = NUM_TOKENS,
+    timeout_s: float = 30.0,
 ) -> tuple[list[list[int]], list[tuple[Any, ...]]]:
     """Return each prompt's tokens and the steps that were run, all requests being there at once."""
     with open_bundle(model.bundle) as bundle:
@@ -50,31 +62,72 @@ def served(
             weights_from=[model.checkpoint],
         )
     with target:
-        for slot, prompt in enumerate(prompts()):
-            ring.submit(slot, prompt, NUM_TOKENS)
+        for slot, prompt in enumerate(prompts(lengths)):
+            ring.submit(slot, prompt, num_tokens)
         target.start()
-        ring.wait(range(len(PROMPT_LENGTHS)), timeout_s=30.0)
-        tokens = [ring.tokens(slot, NUM_TOKENS) for slot in range(len(PROMPT_LENGTHS))]
+        ring.wait(range(len(lengths)), timeout_s)
+        tokens = [ring.tokens(slot, num_tokens) for slot in range(len(lengths))]
         steps = ring.steps()
         ring.stop()
     ring.memory.close()
     return tokens, steps
 
 
-def gaps(checkpoint: Path, prompt: list[int], tokens: list[int]) -> list[float]:
-    """Return how far each token lies below transformers' choice, the answer being fed as given."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Verdict:
+    """How a token looks to transformers in fp32, in standard deviations of the row's logits."""
+
+    gap: float  # from the best token down to this one
+    router_margin: float  # of this position's closest choice of experts; infinite without experts
+
+    @property
+    def is_right(self) -> bool:
+        """Return whether rounding explains the token."""
+        return self.gap <= TIE_STD or self.router_margin <= ROUTER_TIE_STD
+
+
+def judge(checkpoint: Path, prompt: list[int], tokens: list[int]) -> list[Verdict]:
+    """Judge each token, the answer being fed as given."""
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(
         checkpoint, dtype=torch.float32, attn_implementation="eager", local_files_only=True
     )
-    model.eval().cuda()
-    ids = torch.tensor([prompt + tokens[:-1]], device="cuda")
-    with torch.no_grad():
+    model.eval().to(DEVICE)
+    ids = torch.tensor([prompt + tokens[:-1]], device=DEVICE)
+    with torch.no_grad(), router_margins(model) as margins:
         logits = model(ids, use_cache=False).logits[0, len(prompt) - 1 :].float()
-    chosen = logits.gather(1, torch.tensor(tokens, device="cuda")[:, None])[:, 0]
-    found: list[float] = ((logits.max(-1).values - chosen) / logits.std(-1)).tolist()
-    return found
+    chosen = logits.gather(1, torch.tensor(tokens, device=DEVICE)[:, None])[:, 0]
+    gaps = (logits.max(-1).values - chosen) / logits.std(-1)
+    closest = [float("inf")] * len(tokens)
+    if margins:
+        closest = torch.stack(margins).min(0).values[len(prompt) - 1 :].tolist()
+    return [
+        Verdict(gap=gap, router_margin=margin)
+        for gap, margin in zip(gaps.tolist(), closest, strict=True)
+    ]
+
+
+@contextmanager
+def router_margins(model: Any) -> Iterator[list[Any]]:
+    """Collect, for each layer of experts, how far the first expert not taken lies behind."""
+    num_choices = getattr(model.config, "num_experts_per_tok", 0) or 0
+    found: list[Any] = []
+
+    def note(module: Any, inputs: tuple[Any, ...], _output: Any) -> None:
+        rows = inputs[0].reshape(-1, inputs[0].shape[-1])
+        scores = torch.nn.functional.linear(rows, module.weight)
+        best = scores.sort(-1, descending=True).values
+        found.append((best[:, num_choices - 1] - best[:, num_choices]) / scores.std(-1))
+
+    hooks = [
+        module.register_forward_hook(note)
+        for name, module in model.named_modules()
+        if num_choices and name.endswith(".gate") and hasattr(module, "weight")
+    ]
+    yield found
+    for hook in hooks:
+        hook.remove()
 
 
 @pytest.mark.parametrize(("name", "dtype"), CASES, ids=lambda value: str(value))
@@ -84,13 +137,15 @@ def test_greedy_tokens_are_those_of_transformers(context: Context, name: str, dt
     model = tiny_model(name, dtype)
     answers, _ = served(model, context, "chained")
     found = [
-        gap
+        verdict
         for prompt, tokens in zip(prompts(), answers, strict=True)
-        for gap in gaps(model.checkpoint, prompt, tokens)
+        for verdict in judge(model.checkpoint, prompt, tokens)
     ]
-    ties = [gap for gap in found if gap > 0]
-    print(f"{name} {dtype}: {len(ties)} of {len(found)} differ, worst gap {max(found):.3f} std")
-    assert max(found) <= TIE_STD
+    ties = [(round(v.gap, 3), round(v.router_margin, 4)) for v in found if v.gap > 0]
+    print(f"{name} {dtype}: {len(ties)} of {len(found)} differ: (gap, router margin) {ties}")
+    assert all(v.is_right for v in found)
+    # Routers are seldom at a tie: it may excuse a token, not a model.
+    assert sum(v.gap <= TIE_STD for v in found) >= 0.95 * len(found)
 
 
 @pytest.mark.parametrize(("name", "dtype"), [("llama", "bf16"), ("qwen3-moe", "fp16")])

@@ -14,7 +14,7 @@ from blink_runtime.cuda_driver import MappedBuffer
 from blink_runtime.ring_memory import RingMemory
 from blinkc.bundle.reader import open_bundle
 from tests.gpu.serving import GpuServer
-from tests.gpu.test_models import TIE_STD, gaps
+from tests.gpu.test_models import TIE_STD, judge
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -101,7 +101,7 @@ def test_tokens_over_http_are_those_of_transformers(
         text = tokenizer.decode(until_eos(answers[number], tokenizer))
         assert alone[number]["choices"][0]["text"] == text  # the same keys: the same bits
         assert streamed[number] == text
-        found = gaps(checkpoint, prompt, answers[number])
+        found = [verdict.gap for verdict in judge(checkpoint, prompt, answers[number])]
         num_equal += sum(gap == 0 for gap in found)
         worst = max(worst, *found)
         ties = [(place, round(gap, 3)) for place, gap in enumerate(found) if gap > 0]
@@ -119,7 +119,7 @@ def test_eight_at_once(server: GpuServer, checkpoint: Path, tokenizer: Any) -> N
         whole, start = tokenizer(prompt + text)["input_ids"], tokenizer(prompt)["input_ids"]
         if whole[: len(start)] != start or not text:
             continue  # the text does not say where its tokens end
-        found = gaps(checkpoint, start, whole[len(start) :])
+        found = [verdict.gap for verdict in judge(checkpoint, start, whole[len(start) :])]
         num_checked += sum(gap <= TIE_STD for gap in found) == len(found)
     print(f"{num_checked} of {len(PROMPTS)} texts are teacher-forced greedy")
     assert num_checked >= len(PROMPTS) - 2
