@@ -1,0 +1,25 @@
+# Cross-compiles for aarch64 Linux against a sysroot made by make_sysroot; what was built runs under qemu's user mode.
+# BLINK_SYSROOT (cache variable or environment) names the sysroot.
+if(NOT BLINK_SYSROOT)
+  set(BLINK_SYSROOT $ENV{BLINK_SYSROOT})
+endif()
+if(NOT EXISTS "${BLINK_SYSROOT}/usr/include/aarch64-linux-gnu")
+  message(FATAL_ERROR "BLINK_SYSROOT is not a sysroot for aarch64: \"${BLINK_SYSROOT}\". Make one: runtime/dpu/make_sysroot FOLDER")
+endif()
+list(APPEND CMAKE_TRY_COMPILE_PLATFORM_VARIABLES BLINK_SYSROOT)
+
+set(CMAKE_SYSTEM_NAME Linux)
+set(CMAKE_SYSTEM_PROCESSOR aarch64)
+set(CMAKE_SYSROOT ${BLINK_SYSROOT})
+set(CMAKE_LIBRARY_ARCHITECTURE aarch64-linux-gnu)
+find_program(BLINK_AARCH64_CXX NAMES aarch64-linux-gnu-g++-12 aarch64-linux-gnu-g++ REQUIRED)
+set(CMAKE_CXX_COMPILER ${BLINK_AARCH64_CXX})
+find_program(BLINK_AARCH64_EMULATOR NAMES qemu-aarch64-static qemu-aarch64)
+if(BLINK_AARCH64_EMULATOR)
+  set(CMAKE_CROSSCOMPILING_EMULATOR "${BLINK_AARCH64_EMULATOR};-L;${BLINK_SYSROOT}")
+endif()
+# Programs come from this machine, headers and libraries from the sysroot, packages (nanobind) from either.
+set(CMAKE_FIND_ROOT_PATH_MODE_PROGRAM NEVER)
+set(CMAKE_FIND_ROOT_PATH_MODE_LIBRARY ONLY)
+set(CMAKE_FIND_ROOT_PATH_MODE_INCLUDE ONLY)
+set(CMAKE_FIND_ROOT_PATH_MODE_PACKAGE BOTH)
