@@ -1,4 +1,5 @@
-// Fuzz target: the JSON body of a request. The first byte picks the endpoint and what the model can.
+// Fuzz target: the JSON body of a request. The first byte picks the endpoint and what the model
+// can.
 //
 // What is let through must be within every bound that the ring has; what is not is named.
 #include <cmath>

@@ -59,7 +59,7 @@ def run(target: str, seconds: int) -> int:
             str(BUILD / f"fuzz_{target}"),
             f"-max_total_time={seconds}",
             f"-max_len={TARGETS[target]}",
-            "-timeout=10",
+            "-timeout=60",
             "-rss_limit_mb=2048",
             "-print_final_stats=1",
             f"-artifact_prefix={BUILD}/{target}-",

@@ -6,7 +6,8 @@
 namespace blink {
 namespace {
 
-constexpr size_t kKeptBodyBytes = 64 * 1024;  // capacity that outlives its request
+constexpr size_t kKeptHeadBytes = 4 * 1024;   // capacity that outlives its request: many are idle
+constexpr size_t kKeptBodyBytes = 64 * 1024;  // the same
 constexpr uint32_t kMaxChunkLineBytes = 256;  // size and extensions
 
 // RFC 9110 section 5.6.2.
@@ -128,7 +129,7 @@ void HttpRequestParser::reset() {
   *this = HttpRequestParser(limits_);
   head.clear();
   body.clear();
-  head_ = std::move(head);
+  if (head.capacity() <= kKeptHeadBytes) head_ = std::move(head);
   if (body.capacity() <= kKeptBodyBytes) body_ = std::move(body);
 }
 

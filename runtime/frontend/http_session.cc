@@ -138,7 +138,7 @@ asio::awaitable<bool> HttpSession::read_request() {
       judge_head();
       deadline = Clock::now() + milliseconds(config.body_timeout_ms);
       const HttpRequest& head = parser_.request();
-      const bool waits = !head.expect.empty();
+      const bool waits = !head.expect.empty() && head.version != 10;
       if (!parser_.is_complete() && parser_.fault() == HttpFault::none && refusal_ &&
           (waits || head.is_chunked || head.content_length > kMaxUnwantedBytes)) {
         keeps_alive_ = false;

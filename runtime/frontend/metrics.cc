@@ -52,7 +52,7 @@ void append_ring(const blink_ring_header& header, std::string& out) {
       {"blink_lanes_running", "gauge", "Lanes in use", c.lanes_running},
       {"blink_requests_waiting", "gauge", "Requests without a lane", c.requests_waiting},
       {"blink_pages_free", "gauge", "KV pages free", c.pages_free},
-      {"blink_pages_total", "gauge", "KV pages", c.pages_total},
+      {"blink_pages", "gauge", "KV pages", c.pages_total},
       {"blink_heartbeat_total", "counter", "The scheduler's heartbeat", header.heartbeat},
       {"blink_launch_error", "gauge", "Last error of a graph launch, 0: none", header.launch_error},
   };

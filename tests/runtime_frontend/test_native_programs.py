@@ -16,6 +16,7 @@ PROGRAMS = [
     "frontend_unit",
     "frontend_http",
     "frontend_load",
+    "frontend_mixed",
     "frontend_faults",
     "frontend_pacer",
 ]
