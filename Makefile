@@ -18,7 +18,7 @@ TEST_PACKAGES := qemu-system-x86 busybox-static ibverbs-providers iproute2 opens
 # Of each fuzz target.
 SECONDS ?= 60
 
-.PHONY: demo test test-slow lint bench bench-cpu bench-gpu fuzz system-packages native wheel clean
+.PHONY: demo test test-slow test-gpu lint bench bench-cpu bench-gpu fuzz system-packages native wheel clean
 
 demo: $(BUNDLE)/manifest.json
 	$(BIN)/python examples/01_smollm2/ask.py $(BUNDLE) "What is the capital of France?"
@@ -31,6 +31,10 @@ test-slow: $(VENV)/.dev $(BUNDLE)/manifest.json
 
 fuzz: $(VENV)/.dev
 	$(BIN)/python fuzz/run.py $(SECONDS)
+
+# On a machine with an NVIDIA GPU; docs/gpu.md says what it wants.
+test-gpu: $(VENV)/.dev
+	$(BIN)/python -m pytest -m gpu tests/gpu $(PYTEST_ARGS)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check blinkc runtime tests examples benchmarks fuzz

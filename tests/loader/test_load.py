@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,8 +16,10 @@ from blinkc.bundle.golden import GOLDEN_TIE_STD, compare_golden
 from blinkc.bundle.manifest import Golden, Manifest, WeightEntry, WeightPart
 from blinkc.bundle.reader import open_bundle
 from blinkc.bundle.weights import FileSpan, assemble_weight
-from blinkc.bundle.write_weights import WEIGHTS_NAME
+from blinkc.bundle.write_weights import WEIGHTS_NAME, drawn_entry, split_random
 from blinkc.errors import BlinkError
+from blinkc.frontend.decoder_graph import WeightPart as FrontendPart
+from blinkc.frontend.decoder_graph import WeightRef
 from tests.bundle.small_bundle import write_small_bundle
 
 
@@ -165,6 +168,22 @@ def test_a_driver_that_is_too_old_is_named(tmp_path: Path) -> None:
             bundle.check_builds({"cuda driver": "12.8"})
         with pytest.raises(BlinkError, match="has none"):
             bundle.check_builds({})
+
+
+def test_random_weights_lie_in_no_file() -> None:
+    """Guards what a GPU draws itself: the model's own matrices, not tables or other types."""
+    random_part = FrontendPart(source="random", key="a", shape=(2, 3), dtype="bf16", seed=7)
+    inline_part = FrontendPart(source="inline", key="b", shape=(2,), dtype="fp32", inline=b"\0" * 8)
+    drawn = WeightRef(name="a", shape=(4, 3), dtype="bf16", parts=(random_part, random_part))
+    table = WeightRef(name="b", shape=(2,), dtype="fp32", parts=(inline_part,))
+    other = WeightRef(
+        name="c", shape=(2, 3), dtype="fp32", parts=(replace(random_part, dtype="fp32"),)
+    )
+    seeds, in_files = split_random([drawn, table, other], "bf16")
+    assert seeds == {"a": 7}
+    assert [weight.name for weight in in_files] == ["b", "c"]
+    entry = drawn_entry(drawn, 7)
+    assert entry.parts == () and entry.seed == 7 and entry.num_bytes == 24
 
 
 def test_drawn_weights_have_no_parts(tmp_path: Path) -> None:
