@@ -92,6 +92,14 @@ def test_golden_tokens_agree_up_to_a_tie() -> None:
         compare_golden(sure, wanted, [5, 6])
 
 
+def test_a_first_load_that_computes_nothing() -> None:
+    """Guards the tokens that are recorded where there is no reference: zeros are never taken."""
+    unknown = Golden(prompt_token_ids=(1,), output_token_ids=(), made_by="")
+    assert "its 3 tokens" in compare_golden(unknown, (), [0, 0, 4])
+    with pytest.raises(BlinkError, match="computes nothing"):
+        compare_golden(unknown, (), [0, 0, 0])
+
+
 def test_without_margins_every_token_counts() -> None:
     with pytest.raises(BlinkError, match="position 2"):
         compare_golden(golden(()), (5, 6, 7), [5, 6, 8])
