@@ -171,8 +171,8 @@ def build_engines(
     from blinkc.engine.build_engines import build_engines as build_segments
 
     segmented = load_segmented(build.stage_folder("segment"), files)
-    say = progress.update if progress else lambda text: None
-    data = build_segments(config, segmented, build.path, folder, say)
+    update, note = (progress.update, progress.note) if progress else (_ignore, _ignore)
+    data = build_segments(config, segmented, build.path, folder, update, note)
     (folder / "engines.json").write_text(json.dumps(data, indent=1))
 
 
@@ -197,6 +197,10 @@ def plan_graphs(
     plan = plan_capture(segmented, config.capture, scratch=intermediates, nodes_per_step=nodes)
     check_host_memory(plan)
     (folder / "plan.json").write_text(json.dumps(plan_to_json(plan), indent=1))
+
+
+def _ignore(_text: str) -> None:
+    """Take progress that nobody wants."""
 
 
 def load_plan(build: BuildFolder) -> CapturePlan:
@@ -227,7 +231,7 @@ def generate_code(
         from blinkc.codegen.compile_model import compile_gpu_model
 
         built = json.loads((build.stage_folder("engine") / "engines.json").read_text())
-        say = progress.update if progress else lambda text: None
+        say = progress.update if progress else _ignore
         sources |= compile_gpu_model(
             config, segmented, plan, sources, built, build.path, folder, say
         )

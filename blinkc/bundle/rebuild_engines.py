@@ -66,6 +66,7 @@ def rebuild_engines(path: Path, options: EngineOptions, progress: Progress) -> d
             gpu=f"{gpu.target} {gpu.driver}" if gpu else "",
             options=options,
             say=progress.update,
+            note=progress.note,
         )
         _replace(path, manifest, api, gpu, plans)
     shutil.rmtree(kept, ignore_errors=True)

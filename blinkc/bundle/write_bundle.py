@@ -225,6 +225,7 @@ def _target(facts: dict[str, Any], folder: Path) -> Target:
     machine = facts["machine"]
     is_cpu = facts["target"] == "cpu"
     cubins = {file.stem: str(file.relative_to(folder)) for file in folder.glob("code/*.cubin")}
+    engines = _engines(folder / "code")
     return Target.model_validate(
         {
             "name": facts["target"],
@@ -232,12 +233,18 @@ def _target(facts: dict[str, Any], folder: Path) -> Target:
             "march": CPU_MARCH.get(machine, "") if is_cpu else "",
             "architecture": facts["architecture"],
             "library": "code/target.so" if is_cpu else None,
-            "engine": facts["engine"],
+            "engine": _engine_name(facts["engine"], engines),
             "cubins": cubins,
             "requires": {} if is_cpu else {"cuda driver": MIN_CUDA_DRIVER},
-            **_engines(folder / "code"),
+            **engines,
         }
     )
+
+
+def _engine_name(engine: str, engines: dict[str, Any]) -> str:
+    """Name both engines where `--engine auto` mixes them."""
+    kinds = sorted({entry.engine for entry in engines.get("engines", ())})
+    return ", ".join([engine, *(kind for kind in kinds if kind != engine)])
 
 
 def _engines(code: Path) -> dict[str, Any]:

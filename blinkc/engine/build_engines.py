@@ -87,12 +87,15 @@ def build_engines(
     build_folder: Path,
     folder: Path,
     say: Callable[[str], None] = lambda text: None,
+    note: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
     """Lower or build every segment; return what engines.json says.
 
     Args:
         build_folder: keeps plans between runs.
         folder: gets `engines/`, the plans and the models that they are built from.
+        say: gets progress that passes.
+        note: gets lines that stay: what it will need, each plan that is done.
 
     Raises:
         BlinkError: a segment is refused; names the node.
@@ -121,7 +124,7 @@ def build_engines(
         )
     data: dict[str, Any] = {"engines": engines}
     if found is not None:
-        data["tensorrt"] = _build(config, segmented, found, build_folder, folder, say)
+        data["tensorrt"] = _build(config, segmented, found, build_folder, folder, say, note)
         data["tensorrt"]["has_kernels"] = has_kernels
     return data
 
@@ -141,6 +144,7 @@ def _build(
     build_folder: Path,
     folder: Path,
     say: Callable[[str], None],
+    note: Callable[[str], None],
 ) -> dict[str, Any]:
     api, gpu = found
     plan = plan_from_spec(
@@ -149,9 +153,9 @@ def _build(
     options = config.engine_options
     ranges = plan_ranges(plan.keys, options.num_profiles or DEFAULT_PROFILES)
     models = [engine_model(segment, api.traits) for segment in segmented.segments]
-    _check_memory(models, max(r.max_tokens for r in ranges), options.max_workspace_bytes, gpu, say)
+    _check_memory(models, max(r.max_tokens for r in ranges), options.max_workspace_bytes, gpu, note)
     if notice := api.notice("built"):
-        say(notice)
+        note(f"notice: {notice}")
     plans = build_plans(
         api,
         models,
@@ -161,6 +165,7 @@ def _build(
         gpu=f"{gpu.target} {gpu.driver}" if gpu else "",
         options=options,
         say=say,
+        note=note,
     )
     (folder / "engines").mkdir()
     return {

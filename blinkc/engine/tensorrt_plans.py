@@ -62,6 +62,7 @@ def build_plans(
     gpu: str,
     options: EngineOptions,
     say: Callable[[str], None] = lambda text: None,
+    note: Callable[[str], None] = lambda text: None,
 ) -> list[BuiltPlan]:
     """Return a plan for each model, built now or found in `folder`.
 
@@ -71,7 +72,8 @@ def build_plans(
         folder: where plans and the timing cache are kept.
         targets: GPUs to build for that need not be here; empty: the GPU of this machine.
         gpu: GPU and driver of this machine, which decide what is built for it; else empty.
-        say: gets progress.
+        say: gets progress that passes.
+        note: gets a line for each plan that is done.
 
     Raises:
         BlinkError: a plan cannot be built. Those before it are kept.
@@ -103,7 +105,7 @@ def build_plans(
             # disturb the timing.
             is_timed = not targets and level > MIN_LEVEL
             groups = [jobs] if is_timed else [[job] for job in jobs]
-            with _Workers(api, Path(scratch), say) as workers:
+            with _Workers(api, Path(scratch), say, note) as workers:
                 workers.run([replace(job, plans=tuple(group)) for group in groups])
     plans = []
     for model, out in zip(models, outs, strict=True):
@@ -143,10 +145,17 @@ def _read_plan(segment: str, out: Path) -> BuiltPlan | None:
 class _Workers:
     """Worker processes, a few at a time; leaving the `with` block ends those that still run."""
 
-    def __init__(self, api: TensorRtApi, scratch: Path, say: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        api: TensorRtApi,
+        scratch: Path,
+        say: Callable[[str], None],
+        note: Callable[[str], None],
+    ) -> None:
         self._api = api
         self._scratch = scratch
         self._say = say
+        self._note = note
         self._running: set[subprocess.Popen[str]] = set()
         self._is_closed = False
         self._lock = threading.Lock()
@@ -196,7 +205,7 @@ class _Workers:
             assert process.stdout is not None
             with process.stdout:
                 for line in process.stdout:
-                    refusal = _hear(line, job, self._say) or refusal
+                    refusal = _hear(line, job, self._say, self._note) or refusal
             status = process.wait()
         if timer is not None:
             timer.cancel()
@@ -249,7 +258,9 @@ class _Workers:
         self._end(close=True)
 
 
-def _hear(line: str, job: WorkerJob, say: Callable[[str], None]) -> dict[str, Any] | None:
+def _hear(
+    line: str, job: WorkerJob, say: Callable[[str], None], note: Callable[[str], None]
+) -> dict[str, Any] | None:
     """Pass on a worker's line; return it when it says why it stops."""
     try:
         data: dict[str, Any] = json.loads(line)
@@ -259,7 +270,7 @@ def _hear(line: str, job: WorkerJob, say: Callable[[str], None]) -> dict[str, An
         return data
     if "done" in data:
         name = job.plans[int(data["done"])].name
-        say(f"{name}: {data['seconds']:.1f} s at level {data['level']}")
+        note(f"{name}: {data['seconds']:.1f} s at level {data['level']}")
     elif "phase" in data:
         name = job.plans[int(data["plan"])].name
         say(f"{name}: {data['phase']}, {data['step']} of {data['num_steps']}")

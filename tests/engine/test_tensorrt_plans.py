@@ -99,7 +99,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 from blinkc.engine.options import EngineOptions
 def say(text):
     print(text, flush=True)
-build(load_tensorrt("tensorrt-rtx"), api_models, Path(sys.argv[2]), say=say)
+build(load_tensorrt("tensorrt-rtx"), api_models, Path(sys.argv[2]), note=say)
 """
 
 
