@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
+import re
 import subprocess
 import sys
 import tempfile
@@ -241,10 +242,25 @@ def part_first_token(run: Run) -> dict[str, Any]:
             server.end()
         said = [line.strip() for line in server.output if not line.startswith("captured")]
         result[state] = {"ready_s": ready_s, "first_token_s": first_token_s, "said": said}
+        result[state].update(graphs_said(said))
         print(f"  {state}: ready {ready_s:.1f} s, first token {first_token_s:.1f} s", flush=True)
         for line in said:
             print(f"    {line}")
     return result
+
+
+def graphs_said(lines: Sequence[str]) -> dict[str, float]:
+    """Return what `blink-runtime run` said of its graphs; nothing where it said nothing."""
+    for line in lines:
+        found = re.search(r"(\d+) graphs of \d+ nodes in ([\d.]+) s, (\d+) MiB", line)
+        if found:
+            number, seconds, mebibytes = found.groups()
+            return {
+                "num_graphs": int(number),
+                "graphs_s": float(seconds),
+                "graph_bytes": float(mebibytes) * 2**20,
+            }
+    return {}
 
 
 def part_steps(run: Run) -> dict[str, Any]:

@@ -18,7 +18,7 @@ import os
 import resource
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -183,7 +183,7 @@ def run(
 
     Args:
         load: of one segment; `rounds` idle and as many loaded segments are run.
-        contrast_rounds: the same without the reservation.
+        contrast_rounds: the same without the reservation, of half the requests.
     """
     cores = os.sched_getaffinity(0)
     reserved = host_facts.reserve_cores(num_reserved, cores, host_facts.core_siblings())
@@ -213,8 +213,9 @@ def run(
         if contrast_rounds:
             os.sched_setaffinity(0, cores)
             server.allow_cores(cores)
+            half = replace(load, num_requests=load.num_requests // 2)
             segments = [
-                run_segment(server, client, load, cores, is_loaded)
+                run_segment(server, client, half, cores, is_loaded)
                 for _ in range(contrast_rounds)
                 for is_loaded in (False, True)
             ]

@@ -27,6 +27,16 @@ def _experts(parts: dict[str, Any]) -> float:
     return float(parts["qwen"]["experts"]["by_rows"]["16"]["mean"])
 
 
+def _cache(figure: str) -> Callable[[dict[str, Any]], float]:
+    """Of the benchmark's own loader, or of `blink-runtime run` where that part was left out."""
+
+    def find(parts: dict[str, Any]) -> float:
+        place = parts["cache"] if "cache" in parts else parts["first_token"]
+        return float(place["cached"][figure])
+
+    return find
+
+
 def _chained(shape: str, metric: str) -> Callable[[dict[str, Any]], float]:
     return lambda parts: float(parts["serve"]["chained"][shape][metric]["p50"])
 
@@ -56,9 +66,9 @@ BARS = (
         find=_experts),
     Bar(what="chained over back-to-back replay, the worst key, %", bar=1.0, find=_compare),
     Bar(what="the graph cache, algorithms cached, s", bar=30,
-        find=lambda parts: float(parts["cache"]["cached"]["graphs_s"])),
+        find=_cache("graphs_s")),
     Bar(what="the graph cache, GB", bar=3,
-        find=lambda parts: float(parts["cache"]["cached"]["graph_bytes"]) / 1e9),
+        find=lambda parts: _cache("graph_bytes")(parts) / 1e9),
     Bar(what="from run to the first served token, algorithms cached, s", bar=60,
         find=lambda parts: float(parts["first_token"]["cached"]["first_token_s"])),
     Bar(what="60,000 steps: busiest thread but the front end's, % of a core", bar=0.1,

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from benchmarks import host_facts
-from benchmarks.bench_gpu import embedding_weights, weight_bytes
+from benchmarks.bench_gpu import embedding_weights, graphs_said, weight_bytes
 from benchmarks.bench_host_load import HostLoad, ratio_interval
 from benchmarks.gpu_bars import BARS, judge
 from benchmarks.report import groups_of, svg
@@ -101,6 +101,15 @@ def test_weight_bytes_count_what_a_step_reads() -> None:
     dense = 2 * (16 * 8 + 1000 * 8)
     assert weight_bytes(launches, 1, 1) == dense + 2 * 8 + 2 * 6 * 8
     assert weight_bytes(launches, 16, 99) == dense + 2 * 8 * 16 + 2 * 4 * 6 * 8
+
+
+def test_graphs_are_read_from_the_log() -> None:
+    line = "800 graphs of 319 nodes in 6.5 s, 820 MiB; 0 products measured in 0.1 s"
+    found = graphs_said(["ready", line])
+    assert found == {"num_graphs": 800, "graphs_s": 6.5, "graph_bytes": 820 * 2**20}
+    assert graphs_said(["ready"]) == {}
+    rows = judge({"first_token": {"cached": {**found, "first_token_s": 20.0}}})
+    assert [row["measured"] for row in rows] == [6.5, 820 * 2**20 / 1e9, 20.0]
 
 
 def parts() -> dict[str, Any]:
