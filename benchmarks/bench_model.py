@@ -184,7 +184,8 @@ def override(settings: str) -> None:
     """Try variants: `early=0` (no programmatic launch), `gemv=NAME` (an instance for every small
     product),
     `stream=N` (streaming products up to N rows), `narrow=N` (warpgroup products from N rows on),
-    `many=0` (decode attention in blocks of 8 warps alone)."""
+    `many=0` (decode attention in blocks of 8 warps alone), `tall=1` (two warpgroups a block for 33
+    to 64 rows)."""
     from blink_runtime import cuda_kernels, cuda_steps
     from blinkc.engine.cuda_instances import GEMV_INSTANCES
 
@@ -199,6 +200,8 @@ def override(settings: str) -> None:
             cuda_steps.MAX_STREAM_ROWS = int(value)
         elif name == "many":
             cuda_kernels.has_decode_many = partial(_always, value == "1")
+        elif name == "tall":
+            cuda_kernels.USE_TALL_BLOCKS = value == "1"
         elif name == "narrow":
             cuda_steps.MIN_NARROW_ROWS = int(value)
         elif name == "reset":

@@ -30,6 +30,7 @@ _INPUT_SHARED_BYTES = 33 * 1024  # activations up to this size stay in shared me
 _MIN_SPLIT_TOKENS = 256
 _UNSPLIT_TOKENS = 512
 MAX_SPLITS = 64  # of decode attention, attention_decode.cuh
+USE_TALL_BLOCKS = False  # two warpgroups a block in narrow.cuh: built, not yet run on a GPU
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -148,15 +149,18 @@ def choose_gemv(m: int, n: int, k: int, num_multiprocessors: int) -> GemvInstanc
 def choose_narrow(m: int, n: int, k: int, num_multiprocessors: int) -> NarrowInstance:
     """Return the instance for `m` rows.
 
-    Tall blocks if there are enough of them for most multiprocessors; else k is shared out until two
-    blocks a multiprocessor are busy, each share with at least four steps of 64, so that adding the
-    shares stays cheap. Multiprocessors are grouped by 14 to 18: clusters of 8 could not fill them.
+    Tall blocks, once they are used, where there are enough of them for most multiprocessors; else k
+    is shared out until two blocks a multiprocessor are busy, each share with at least four steps of
+    64, so that adding the shares stays cheap. Multiprocessors are grouped by 14 to 18: clusters of
+    8 could not fill them.
     """
     columns = min(i.columns for i in NARROW_INSTANCES if i.columns >= m)
 
     def is_able(i: NarrowInstance) -> bool:
         blocks = ceil_div(n, i.tile) * i.splits
-        if i.columns != columns or (i.groups > 1 and blocks < 0.75 * num_multiprocessors):
+        if i.groups > 1 and not (USE_TALL_BLOCKS and blocks >= 0.75 * num_multiprocessors):
+            return False
+        if i.columns != columns:
             return False
         most = num_multiprocessors if i.splits == 8 else 2 * num_multiprocessors
         return i.splits == 1 or (blocks <= most and k // 64 // i.splits >= 4)
