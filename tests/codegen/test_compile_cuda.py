@@ -8,6 +8,7 @@ import pytest
 
 from blinkc.codegen.compile_cuda import compile_cuda
 from blinkc.codegen.render_scheduler import render_scheduler
+from blinkc.engine.cuda_source import CudaNeeds, compile_kernels, render_cuda_source
 from blinkc.errors import BlinkError
 from tests.codegen.plans import make_plan
 
@@ -53,3 +54,13 @@ def test_an_unresolved_symbol_carries_the_linkers_log() -> None:
     with pytest.raises(BlinkError) as caught:
         compile_cuda({"unresolved.cu": source}, "sm_90a")
     assert "nowhere" in caught.value.log
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", ["sm_80", "sm_89", "sm_120a"])
+def test_kernels_compile_for_other_gpus(architecture: str) -> None:
+    """Guards against instructions of one GPU outside of their #if: clusters, early launches."""
+    needs = CudaNeeds(dtype="fp16", heads=((64, 4),), logits_dtype="fp32", activation="silu")
+    cubin = compile_kernels(render_cuda_source(needs), architecture)
+    for kernel in ("sample_rows", "prefill_attention_64", "finish_step"):
+        assert f".text.{kernel}".encode() in cubin, kernel

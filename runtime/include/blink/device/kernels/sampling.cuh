@@ -15,8 +15,16 @@
 
 namespace blink::kernels {
 
+/* GPUs before compute capability 9.0 have no clusters: one block a row there, which reads the row
+ * from memory each time. */
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+#define BLINK_HAS_CLUSTERS 0
+#else
+#define BLINK_HAS_CLUSTERS 1
+#endif
+
 constexpr int kSampleThreads = 512, kSampleWarps = kSampleThreads / 32;
-constexpr int kSampleBlocks = 8;  // of a row, a cluster
+constexpr int kSampleBlocks = BLINK_HAS_CLUSTERS ? 8 : 1;  // of a row, a cluster
 constexpr int kSampleParts = kSampleBlocks * kSampleWarps;
 constexpr float kGreedyBelowTemperature = 1e-5f;
 
@@ -58,7 +66,7 @@ struct KeyBits<fp16> {
  * memory, where a lane takes 8 neighbours at a time. */
 template <typename T>
 struct RowPart {
-  const T* held;   // the part, in shared memory; a multiple of 256 places
+  const T* held;   // the part, in shared memory (a multiple of 256 places), or where the row lies
   int begin, end;  // ids
   int num_vocab;
 
@@ -71,6 +79,9 @@ struct RowPart {
     num_vocab = vocab;
     begin = min(part * size, vocab);
     end = min(begin + size, vocab);
+#if !BLINK_HAS_CLUSTERS
+    held = logits + row_index * vocab + begin;
+#else
     T* to = reinterpret_cast<T*>(shared) + warp * size;
     held = to;
     const T* from = logits + row_index * vocab + begin;
@@ -87,9 +98,14 @@ struct RowPart {
       to[i] = i < count ? from[i] : from_float<T>(kMinusInf);
     copy_async_wait<0>();
     __syncwarp();
+#endif
   }
   /* 8 logits from `id` on, -inf past the end. */
   __device__ __forceinline__ void read8(int id, float (&x)[8]) const {
+#if !BLINK_HAS_CLUSTERS
+#pragma unroll
+    for (int i = 0; i < 8; ++i) x[i] = id + i < end ? to_float(held[id - begin + i]) : kMinusInf;
+#else
     uint4 words[sizeof(T) / 2];
 #pragma unroll
     for (int i = 0; i < static_cast<int>(sizeof(T)) / 2; ++i)
@@ -97,6 +113,7 @@ struct RowPart {
     const T* values = reinterpret_cast<const T*>(words);
 #pragma unroll
     for (int i = 0; i < 8; ++i) x[i] = to_float(values[i]);
+#endif
   }
   /* f(id, x) for each group of 8 of this lane, in order of id. */
   template <typename F>
@@ -126,18 +143,27 @@ struct SampleShared {
 
 /* The cluster's barrier: what was stored anywhere in it before is seen by all behind it. */
 __device__ __forceinline__ void sample_barrier() {
+#if BLINK_HAS_CLUSTERS
   asm volatile(
       "barrier.cluster.arrive.release.aligned;\n"
       "barrier.cluster.wait.acquire.aligned;" ::
           : "memory");
+#else
+  __syncthreads();
+#endif
 }
 /* Stores a word at the same place of every block of the cluster. */
 __device__ __forceinline__ void store_in_cluster(void* place, uint32_t word, int block) {
+#if BLINK_HAS_CLUSTERS
   asm volatile(
       "{.reg .b32 there; mapa.shared::cluster.u32 there, %0, %1; st.shared::cluster.u32 [there], "
       "%2;}" ::"r"(shared_address(place)),
       "r"(block), "r"(word)
       : "memory");
+#else
+  static_cast<void>(block);  // the only one
+  *static_cast<uint32_t*>(place) = word;
+#endif
 }
 
 /* For each pivot: how many keys are at least it, and their weight. Equal in all threads. */
