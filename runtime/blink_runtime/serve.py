@@ -217,9 +217,7 @@ def start_watchdog(ring: _native.Ring, manifest: Manifest, config: ServeConfig) 
     )
 
 
-def _silence_s(
-    ring: _native.Ring | _native.Link, manifest: Manifest, config: ServeConfig
-) -> float:
+def _silence_s(ring: _native.Ring | _native.Link, manifest: Manifest, config: ServeConfig) -> float:
     """Return how long the heartbeat may be silent: a step of the largest prefill may take longer
     than any that has run so far."""
     prompt = len(manifest.golden.prompt_token_ids) if manifest.golden else 1
