@@ -54,7 +54,8 @@ def launch_list() -> dict[str, Any]:
     }  # fmt: skip
     shapes = ([HIDDEN], [HIDDEN, HIDDEN], [EXPERTS, 2 * INNER, HIDDEN], [EXPERTS, HIDDEN, INNER])
     return {
-        "format": 1, "dtype": "bf16", "arena_bytes": 1 << 20, "vocab_size": 1000,
+        "format": cuda_steps.LAUNCH_LIST_FORMAT, "dtype": "bf16", "arena_bytes": 1 << 20,
+        "vocab_size": 1000,
         "weights": [{"name": str(i), "shape": s, "dtype": "bf16"} for i, s in enumerate(shapes)],
         "steps": [
             rows, attention, gemm, experts, {"op": "sample", "logits": place(9), "dtype": "bf16"}
