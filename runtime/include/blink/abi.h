@@ -110,8 +110,8 @@ typedef struct blink_ring_header {
   uint64_t trace_offset;   /* blink_trace_record[trace_capacity] */
   uint32_t trace_capacity; /* a power of two */
   uint32_t sampler_features; /* BLINK_SAMPLER_* bits this target's sampler honours */
-  uint64_t bundle_id;   /* first 8 bytes of the bundle's content hash; 0: unknown */
-  uint64_t incarnation; /* random for each ring that is made; 0: unknown */
+  uint64_t bundle_id;        /* first 8 bytes of the bundle's content hash; 0: unknown */
+  uint64_t incarnation;      /* random for each ring that is made; 0: unknown */
   uint64_t reserved_sizes[14];
   /* line 4: HOST */
   uint32_t stop; /* 1: finish and return. release. pairs: GPU acquire each step and idle poll */
