@@ -1,4 +1,7 @@
-"""Greedy tokens of the served SmolLM2 equal those of transformers in fp32, whatever goes on."""
+"""Greedy tokens of the served SmolLM2 equal those of transformers in fp32, whatever goes on.
+
+Sampled ones equal themselves.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ import pytest
 from openai import OpenAI
 
 from tests.e2e.server import DEMO_BUNDLE, MODEL, Server, make_bundle
+from tests.e2e.test_sampling import complete as sample
 
 NUM_TOKENS = 64
 STORY = "The old lighthouse keeper counted the ships that passed in the night. "
@@ -138,6 +142,27 @@ def test_neighbours_that_abort(tight, expected, tokenizer) -> None:  # type: ign
             stop.set()
         assert aborted.result(60) > 0
     assert tight.metric('blink_requests_total{finish_reason="abort"}') > 0
+
+
+def test_sampling_is_the_same_after_pauses(roomy, tight) -> None:  # type: ignore[no-untyped-def]
+    """Guards counts and logprobs across preemption: what was generated is read from the ring."""
+    requests = [
+        {
+            "prompt": STORY * (2 + i % 3), "seed": i, "temperature": 1.0, "logprobs": 3,
+            "max_tokens": 80, "presence_penalty": 0.5, "frequency_penalty": 0.4,
+            "repetition_penalty": 1.2, "logit_bias": {str(100 + i): 3},
+        }
+        for i in range(8)
+    ]  # fmt: skip
+    expected = [sample(roomy, **dict(request)).choices[0] for request in requests]
+    paused = tight.metric("blink_scheduler_paused_total")
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(lambda request: sample(tight, **dict(request)), requests))
+    assert tight.metric("blink_scheduler_paused_total") > paused
+    for answer, alone in zip(answers, expected, strict=True):
+        choice = answer.choices[0]
+        assert choice.text == alone.text
+        assert choice.logprobs.token_logprobs == alone.logprobs.token_logprobs
 
 
 def check_together(
