@@ -15,10 +15,15 @@ SYSTEM_PACKAGES := g++ cmake ninja-build ccache libboost1.81-dev|libboost1.83-de
 # Of the tests alone: virtual machines with an RDMA device (tests/rdma), certificates, libFuzzer (fuzz).
 TEST_PACKAGES := qemu-system-x86 busybox-static ibverbs-providers iproute2 openssl clang-14|clang-18 \
   libclang-rt-14-dev|libclang-rt-18-dev
+# Of the tests for the DPU's processor and of wheel-aarch64; Debian 12 on x86-64.
+AARCH64_PACKAGES := mmdebstrap qemu-user-static g++-12-aarch64-linux-gnu
+ifeq ($(shell uname -m),x86_64)
+TEST_PACKAGES += $(AARCH64_PACKAGES)
+endif
 # Of each fuzz target.
 SECONDS ?= 60
 
-.PHONY: demo test test-slow test-gpu lint bench bench-cpu bench-gpu fuzz system-packages native wheel clean
+.PHONY: demo test test-slow test-gpu lint bench bench-cpu bench-gpu fuzz system-packages native wheel wheel-aarch64 clean
 
 demo: $(BUNDLE)/manifest.json
 	$(BIN)/python examples/01_smollm2/ask.py $(BUNDLE) "What is the capital of France?"
@@ -89,6 +94,10 @@ $(BUNDLE)/manifest.json: $(MODEL)/config.json
 
 wheel: $(VENV)/.installed
 	$(BIN)/pip wheel -q --no-deps --no-build-isolation -w dist .
+
+wheel-aarch64: $(VENV)/.installed
+	@.ci/system-packages $(AARCH64_PACKAGES)
+	$(BIN)/python runtime/dpu/build_wheel.py
 
 clean:
 	rm -rf build dist $(DEMO)/build $(BUNDLE)

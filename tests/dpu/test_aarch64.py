@@ -1,4 +1,4 @@
-"""The front end and its tests for the DPU's processor, built here and run under user-mode emulation.
+"""The front end and its tests for the DPU's processor, built here and run under emulation.
 
 The C++ tests run as they are. The Python tests of the front end run under an emulated Python with
 the extension module of the cross-built wheel; only the fake ring owner, which stands in for the
