@@ -79,7 +79,7 @@ def run_trace(ring_name: str | None, output: Path, seconds: float) -> None:
 
 
 def record(ring: _native.Ring, seconds: float) -> Recording:
-    """Follow the ring for `seconds`; ends early when the scheduler has stopped."""
+    """Follow the ring for `seconds`; ends early on an interrupt or the scheduler's end."""
     from blink_runtime import _native
 
     recording = Recording(pages_total=ring.counters()["pages_total"])
@@ -88,8 +88,9 @@ def record(ring: _native.Ring, seconds: float) -> Recording:
     slots = SlotWatch()
     offset: int | None = None
     deadline = time.monotonic() + seconds
-    while True:
-        is_over = time.monotonic() >= deadline or ring.header()["stopped"]
+    is_over = False
+    while not is_over:
+        is_over = bool(ring.header()["stopped"]) or not _pause_until(deadline)
         records = trace.poll()
         now_ns = time.monotonic_ns()
         slots.see(ring.slots(), now_ns)
@@ -97,13 +98,19 @@ def record(ring: _native.Ring, seconds: float) -> Recording:
             recording.steps += map(Step._make, records)
             lag = now_ns - recording.steps[-1].end_ns
             offset = lag if offset is None else min(offset, lag)
-        if is_over:
-            break
-        time.sleep(POLL_INTERVAL_S)
     recording.spans = slots.finish(now_ns)
     recording.num_missed = trace.num_missed
     recording.clock_offset_ns = offset or 0
     return recording
+
+
+def _pause_until(deadline: float) -> bool:
+    """Sleep for a poll; False when it was the last: the time is up, or the user interrupted."""
+    try:
+        time.sleep(POLL_INTERVAL_S)
+    except KeyboardInterrupt:
+        return False
+    return time.monotonic() < deadline
 
 
 class SlotWatch:
