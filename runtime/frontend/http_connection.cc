@@ -82,6 +82,17 @@ asio::awaitable<bool> HttpConnection::send(std::chrono::milliseconds timeout) {
   co_return is_sent;
 }
 
+bool HttpConnection::send_now() {
+  const ssize_t count = ::send(socket_.native_handle(), to_send_.data(), to_send_.size(),
+                               MSG_NOSIGNAL | MSG_DONTWAIT);
+  if (count == static_cast<ssize_t>(to_send_.size())) {
+    clear_and_shrink(to_send_);
+    return true;
+  }
+  if (count > 0) to_send_.erase(0, static_cast<size_t>(count));
+  return false;
+}
+
 asio::awaitable<bool> HttpConnection::write(std::string_view bytes,
                                             std::chrono::milliseconds timeout) {
   while (!bytes.empty()) {

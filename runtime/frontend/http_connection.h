@@ -33,6 +33,10 @@ class HttpConnection {
   // Sends to_send() and clears it. False: the client is gone, or took nothing for `timeout`.
   Awaitable<bool> send(std::chrono::milliseconds timeout);
 
+  // Plain connections: sends what the socket takes at once. False: the rest is in to_send() still;
+  // what is wrong, if something is, send() will find out.
+  bool send_now();
+
   // Says good-bye so that the last answer arrives: what the client still sends is thrown away for a
   // moment, as a close with unread bytes would reset the connection.
   Awaitable<void> end();

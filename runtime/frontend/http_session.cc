@@ -63,7 +63,13 @@ void HttpSession::stop() {
   if (is_idle_) connection_.close();
 }
 
+// The generation has output.
 void HttpSession::wake() {
+  if (waits_for_ == nullptr || !send_directly()) resume();
+}
+
+void HttpSession::resume() {
+  waits_for_ = nullptr;
   has_signal_ = true;
   signal_.cancel();
 }
@@ -72,13 +78,13 @@ void HttpSession::expire(Clock::time_point now) {
   connection_.expire(now);
   if (is_generating_ && now >= generation_deadline_) {
     is_overdue_ = true;
-    wake();
+    resume();
   }
 }
 
 void HttpSession::on_client_gone() {
   is_client_gone_ = true;
-  wake();
+  resume();
 }
 
 asio::awaitable<void> HttpSession::run() {
@@ -274,12 +280,16 @@ asio::awaitable<bool> HttpSession::send_output(std::shared_ptr<Generation> gener
   generation_deadline_ = begun_at_ + milliseconds(server_.config().request_timeout_ms);
   bool is_first = true;
   while (true) {
-    if (!co_await wait_for_output()) {
+    if (!co_await wait_for_output(is_first ? nullptr : generation.get())) {
       if (is_overdue_ && is_first) {
         co_return co_await send_error(
             server_error(504, "timeout", "The request took longer than this server allows."));
       }
       if (is_first) entry_.status = kClientGone;
+      co_return false;
+    }
+    if (!connection_.to_send().empty() &&  // what send_directly could not send
+        !co_await connection_.send(milliseconds(server_.config().write_timeout_ms))) {
       co_return false;
     }
     bool is_complete = false;
@@ -311,30 +321,51 @@ asio::awaitable<bool> HttpSession::send_output(std::shared_ptr<Generation> gener
   }
 }
 
-// False: the client has gone, or its time is over.
-asio::awaitable<bool> HttpSession::wait_for_output() {
+// False: the client has gone, or its time is over. `stream`: what of it may be sent on meanwhile.
+asio::awaitable<bool> HttpSession::wait_for_output(Generation* stream) {
   error_code ignored;
+  if (!has_signal_ && !connection_.is_tls()) waits_for_ = stream;
   while (!has_signal_) {
     co_await signal_.async_wait(asio::redirect_error(asio::use_awaitable, ignored));
   }
+  waits_for_ = nullptr;
   has_signal_ = false;
   co_return !is_client_gone_ && !is_overdue_;
+}
+
+// Sends what a stream has without waking the coroutine that waits for it, which costs more than
+// the send. False: it must be woken, as this was the end, or the socket did not take everything.
+bool HttpSession::send_directly() {
+  {
+    const std::lock_guard lock(waits_for_->output_mutex);
+    if (waits_for_->is_output_complete || waits_for_->failure) return false;
+    written_.clear();
+    std::swap(written_, waits_for_->output);
+  }
+  if (written_.empty()) return true;
+  append_chunk(written_, false);
+  entry_.num_sent_bytes += connection_.to_send().size();
+  return connection_.send_now();
+}
+
+void HttpSession::append_chunk(const std::string& bytes, bool is_last) {
+  std::string& out = connection_.to_send();
+  const bool is_chunked = parser_.request().version != 10;
+  if (is_chunked && !bytes.empty()) append_chunk_head(bytes.size(), out);
+  out += bytes;
+  if (is_chunked && !bytes.empty()) out += "\r\n";
+  if (is_chunked && is_last) out += "0\r\n\r\n";
 }
 
 // One write for head, chunk framing and bytes.
 asio::awaitable<bool> HttpSession::send_chunk(const std::string& bytes, bool is_first,
                                               bool is_last) {
-  std::string& out = connection_.to_send();
-  const bool is_chunked = parser_.request().version != 10;
   if (is_first) {
-    append_stream_head(head_context(), out);
+    append_stream_head(head_context(), connection_.to_send());
     server_.http_metrics().count_response(200);
     entry_.status = 200;
   }
-  if (is_chunked && !bytes.empty()) append_chunk_head(bytes.size(), out);
-  out += bytes;
-  if (is_chunked && !bytes.empty()) out += "\r\n";
-  if (is_chunked && is_last) out += "0\r\n\r\n";
+  append_chunk(bytes, is_last);
   return send_bytes();
 }
 

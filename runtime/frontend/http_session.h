@@ -57,7 +57,10 @@ class HttpSession final : public OutputWaiter, public std::enable_shared_from_th
   Awaitable<bool> send(HttpResponse response);
   Awaitable<bool> send_error(const ApiError& error);
   Awaitable<bool> send_bytes();
-  Awaitable<bool> wait_for_output();
+  Awaitable<bool> wait_for_output(Generation* stream);
+  bool send_directly();
+  void append_chunk(const std::string& bytes, bool is_last);
+  void resume();
 
   void begin_request();
   void judge_head();
@@ -77,6 +80,7 @@ class HttpSession final : public OutputWaiter, public std::enable_shared_from_th
   bool is_first_ = true;  // request of the connection
   bool is_stopping_ = false;
   bool is_generating_ = false;
+  Generation* waits_for_ = nullptr;  // its stream may be sent on while the coroutine waits
   bool is_overdue_ = false;
   Clock::time_point generation_deadline_;
   // Of the request being answered.

@@ -205,8 +205,8 @@ void Socket::reset_on_close() {
 }
 
 std::string post(const std::string& body) {
-  return "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
-         "Content-Length: " +
+  return "POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+         "Content-Type: application/json\r\nContent-Length: " +
          std::to_string(body.size()) + "\r\n\r\n" + body;
 }
 

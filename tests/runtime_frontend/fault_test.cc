@@ -23,7 +23,9 @@ void leave_after(Rig& rig, const std::string& request, size_t num_bytes) {
   Socket socket(rig.port());
   if (num_bytes % 2 == 1) socket.reset_on_close();
   socket.send(request);
-  CHECK_EQUAL(socket.receive(num_bytes).size(), num_bytes);
+  // Tokens that share a chunk save its framing, so a whole answer may be some bytes shorter.
+  const std::string received = socket.receive(num_bytes);
+  CHECK(received.size() == num_bytes || received.ends_with("\r\n0\r\n\r\n"));
 }
 
 void leave_at_every_byte(bool streams) {
@@ -39,7 +41,7 @@ void leave_at_every_byte(bool streams) {
   const uint64_t num_ended = rig.num_ended();
   for (size_t size = 1; size <= whole.size(); ++size) leave_after(rig, request, size);
   rig.wait_until_at_rest();
-  CHECK_EQUAL(num_open_files(), num_files);
+  wait_for([&] { return num_open_files() == num_files; }, "files to be closed");
   CHECK_EQUAL(rig.num_ended() - num_ended, uint64_t{whole.size()});
   CHECK_EQUAL(rig.metrics().sequence_mismatches.value(), uint64_t{0});
   CHECK_EQUAL(text_of(exchange(rig.port(), request)), std::string("hello"));
@@ -59,7 +61,7 @@ TEST(client_leaves_at_every_byte_of_its_request) {
     socket.send(request.substr(0, size));
   }
   rig.wait_until_at_rest();
-  CHECK_EQUAL(num_open_files(), num_files);
+  wait_for([&] { return num_open_files() == num_files; }, "files to be closed");
   CHECK_EQUAL(rig.num_ended(), uint64_t{0});  // none was whole
 }
 
@@ -321,7 +323,7 @@ TEST(ten_thousand_idle_connections) {
   CHECK(::waitpid(child, &status, 0) == child && status == 0);
   ::close(from_child[0]);
   rig.wait_until_at_rest();
-  CHECK_EQUAL(num_open_files(), num_files);
+  wait_for([&] { return num_open_files() == num_files; }, "files to be closed");
 }
 
 }  // namespace
