@@ -8,6 +8,8 @@ counters for lanes, waiting requests and pages, one track for each slot.
 from __future__ import annotations
 
 import json
+import signal
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -67,19 +69,24 @@ class Recording:
 
 
 def run_trace(ring_name: str | None, output: Path, seconds: float) -> None:
-    """Record for `seconds`, write `output`, say what is in it.
+    """Record for `seconds` or until interrupted, write `output`, say what is in it.
 
     Raises:
         BlinkError: there is no such ring, or several and none was named.
     """
     ring, name = open_ring(ring_name)
-    recording = record(ring, seconds)
+    stop = threading.Event()
+    previous = signal.signal(signal.SIGINT, lambda *_: stop.set())
+    try:
+        recording = record(ring, seconds, stop)
+    finally:
+        signal.signal(signal.SIGINT, previous)
     output.write_text(json.dumps(trace_document(recording, name)))
     click.echo(f"{output}: {describe(recording)}")
 
 
-def record(ring: _native.Ring, seconds: float) -> Recording:
-    """Follow the ring for `seconds`; ends early on an interrupt or the scheduler's end."""
+def record(ring: _native.Ring, seconds: float, stop: threading.Event) -> Recording:
+    """Follow the ring for `seconds`; ends early on `stop` or when the scheduler has stopped."""
     from blink_runtime import _native
 
     recording = Recording(pages_total=ring.counters()["pages_total"])
@@ -90,7 +97,8 @@ def record(ring: _native.Ring, seconds: float) -> Recording:
     deadline = time.monotonic() + seconds
     is_over = False
     while not is_over:
-        is_over = bool(ring.header()["stopped"]) or not _pause_until(deadline)
+        is_stopped = stop.wait(POLL_INTERVAL_S) or ring.header()["stopped"]
+        is_over = bool(is_stopped) or time.monotonic() >= deadline
         records = trace.poll()
         now_ns = time.monotonic_ns()
         slots.see(ring.slots(), now_ns)
@@ -102,15 +110,6 @@ def record(ring: _native.Ring, seconds: float) -> Recording:
     recording.num_missed = trace.num_missed
     recording.clock_offset_ns = offset or 0
     return recording
-
-
-def _pause_until(deadline: float) -> bool:
-    """Sleep for a poll; False when it was the last: the time is up, or the user interrupted."""
-    try:
-        time.sleep(POLL_INTERVAL_S)
-    except KeyboardInterrupt:
-        return False
-    return time.monotonic() < deadline
 
 
 class SlotWatch:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import signal
 import subprocess
 import threading
 from collections import Counter
@@ -26,7 +27,8 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], 
     output = tmp_path_factory.mktemp("trace") / "trace.json"
     with Server(DEMO_BUNDLE, "--no-golden") as server:
         before = metrics(server)
-        words = [BIN / "blink-runtime", "trace", "-o", output, "--seconds", "8"]
+        ring = server.output.rsplit("(ring ", 1)[1].split(")")[0]  # others may run beside
+        words = [BIN / "blink-runtime", "trace", "--ring", ring, "-o", output, "--seconds", "120"]
         tracer = subprocess.Popen(list(map(str, words)), stdout=subprocess.PIPE, text=True)
         threads = [threading.Thread(target=ask, args=(server, n)) for n in range(NUM_REQUESTS)]
         wait_until_watching(tracer)
@@ -34,6 +36,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], 
             thread.start()
         for thread in threads:
             thread.join()
+        tracer.send_signal(signal.SIGINT)  # what was recorded is written all the same
         said, _ = tracer.communicate(timeout=60)
         assert tracer.returncode == 0, said
         after = metrics(server)
@@ -46,6 +49,7 @@ def wait_until_watching(tracer: subprocess.Popen[str]) -> None:
     """Wait until the tracer has mapped the ring."""
     maps = Path(f"/proc/{tracer.pid}/maps")
     for _ in range(1000):
+        assert tracer.poll() is None, "the tracer ended"
         if "/dev/shm/blink-" in maps.read_text():
             break
         try:
