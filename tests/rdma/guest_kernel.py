@@ -6,6 +6,7 @@ The package is fetched with apt and unpacked, never installed; what is needed of
 from __future__ import annotations
 
 import fcntl
+import functools
 import io
 import lzma
 import os
@@ -33,19 +34,26 @@ class GuestKernel:
     modules: tuple[Path, ...]
 
 
+@functools.cache  # asking apt may take seconds
 def guest_kernel() -> GuestKernel:
     """Return the kernel, fetched once; skip where Debian's is not to be had."""
+    CACHE.mkdir(parents=True, exist_ok=True)
+    with (CACHE / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # several test workers
+        kept = sorted(CACHE.glob("*/order"), key=lambda path: path.stat().st_mtime)
+        folder = kept[-1].parent if kept else _fetch()
+    names = (folder / "order").read_text().split()
+    return GuestKernel(image=folder / "vmlinux", modules=tuple(folder / name for name in names))
+
+
+def _fetch() -> Path:
     if shutil.which("apt-get") is None or shutil.which("dpkg") is None:
         pytest.skip("no apt-get and dpkg: the guests' kernel is Debian's")
     package = _package_name()
     folder = CACHE / package
-    folder.mkdir(parents=True, exist_ok=True)
-    with (CACHE / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # several test workers
-        if not (folder / "order").exists():
-            _unpack(_download(package), folder)
-    names = (folder / "order").read_text().split()
-    return GuestKernel(image=folder / "vmlinux", modules=tuple(folder / name for name in names))
+    folder.mkdir(exist_ok=True)
+    _unpack(_download(package), folder)
+    return folder
 
 
 def _package_name() -> str:
