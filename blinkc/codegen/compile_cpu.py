@@ -13,6 +13,7 @@ from pathlib import Path
 
 from blinkc.errors import BlinkError
 from blinkc.resources import include_folder
+from blinkc.usable_cores import usable_cores
 
 # Loops with a float comparison vectorize only where nobody looks at the exception flags.
 _BASE_FLAGS = ("-std=c++20", "-O3", "-fno-trapping-math", "-fPIC", "-pthread", "-Wall", "-Wextra")
@@ -62,7 +63,7 @@ def compile_cpu(
             extra = (flags or {}).get(unit, ())
             _run([*command, *extra, "-c", str(folder / unit), "-o", str(target)], unit)
 
-        with ThreadPoolExecutor(max_workers=len(os.sched_getaffinity(0))) as pool:
+        with ThreadPoolExecutor(max_workers=usable_cores()) as pool:
             for done in [
                 pool.submit(compile_unit, unit, target)
                 for unit, target in zip(units, objects, strict=True)

@@ -28,6 +28,7 @@ from blinkc.engine.tensorrt_model import EngineModel
 from blinkc.engine.tensorrt_profiles import RowRange
 from blinkc.engine.tensorrt_worker import MIN_LEVEL, PlanJob, WorkerJob, job_to_json
 from blinkc.errors import BlinkError
+from blinkc.usable_cores import usable_cores
 
 DEFAULT_WORKSPACE_BYTES = 4 << 30
 _MAX_LOG_CHARS = 8000
@@ -166,7 +167,7 @@ class _Workers:
         Raises:
             BlinkError: of the first job that failed; plans of the others are kept.
         """
-        with ThreadPoolExecutor(max(1, min(len(jobs), os.cpu_count() or 1, _MAX_WORKERS))) as pool:
+        with ThreadPoolExecutor(max(1, min(len(jobs), usable_cores(), _MAX_WORKERS))) as pool:
             try:
                 waiting = [pool.submit(self._run, job, n) for n, job in enumerate(jobs)]
                 for done in waiting:

@@ -14,38 +14,11 @@ from pathlib import Path
 from types import TracebackType
 
 from blinkc.errors import BlinkError
+from blinkc.usable_cores import usable_cores
 
 _ERROR_BYTES = 1024
 _PR_SET_NAME = 15
 _LAUNCH = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_uint32)
-
-
-def usable_cores() -> int:
-    """Count the cores this process may really use.
-
-    Takes the smaller of the affinity mask (cpuset) and the cgroup's CPU quota, rounded up, so that
-    a container limited to two cores of a large machine gets two threads.
-    """
-    cores = len(os.sched_getaffinity(0))
-    quota = _cgroup_quota_cores()
-    return max(1, min(cores, quota) if quota else cores)
-
-
-def _cgroup_quota_cores(root: Path = Path("/sys/fs/cgroup")) -> int:
-    """Return the CPU quota in whole cores, or 0 where there is none (cgroup v2, then v1)."""
-    for path in (root / "cpu.max", root / "cpu" / "cpu.cfs_quota_us"):
-        try:
-            fields = path.read_text().split()
-            if path.name == "cpu.max":
-                quota, period = fields
-            else:
-                quota, period = fields[0], (path.parent / "cpu.cfs_period_us").read_text()
-        except (OSError, ValueError):
-            continue
-        if quota in ("max", "-1"):
-            return 0
-        return max(1, -(-int(quota) // int(period)))
-    return 0
 
 
 class CpuTarget:
