@@ -95,6 +95,7 @@ def make_servers(stack: ExitStack) -> Callable[..., Server]:
         owner: dict[str, int] | None = None,
         sizes: dict[str, int] | None = None,
         chat_template: str | None = CHAT_TEMPLATE,
+        codec: Any = None,
         waits: bool = True,
         **options: Any,
     ) -> Server:
@@ -105,7 +106,7 @@ def make_servers(stack: ExitStack) -> Callable[..., Server]:
         stack.callback(stop_owner, ring, process)
         front_end = FrontEnd(
             ring,
-            ByteCodec(),
+            codec or ByteCodec(),
             ChatTemplate(chat_template, {}) if chat_template else None,
             FrontEndOptions(port=0, model_name="fake", eos_token_ids=(EOS,), **options),
         )

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from .fake_server import Server
+from .fake_server import ByteCodec, Server
 
 
 def stream_events(server: Server, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
@@ -196,6 +196,34 @@ def test_model_without_template_refuses_chats(make_server: Callable[..., Server]
     assert response.status_code == 400
     assert "chat template" in response.json()["error"]["message"]
     assert server.complete("still there").status_code == 200
+
+
+class BosCodec(ByteCodec):
+    """As Llama 3's tokenizer: a BOS of its own, and one that text may spell."""
+
+    BOS = 299
+
+    def encode(self, text: str, adds_special_tokens: bool) -> list[int]:
+        ids = [self.BOS] * adds_special_tokens
+        for i, part in enumerate(text.split("<bos>")):
+            ids += [self.BOS] * (i > 0) + super().encode(part, adds_special_tokens)
+        return ids
+
+
+def test_a_prompt_has_one_bos(make_server: Callable[..., Server]) -> None:
+    # The bug: the template spells one, the tokenizer puts another in front.
+    template = "<bos>{% for m in messages %}{{ m.content }}{% endfor %}"
+    server = make_server(codec=BosCodec(), chat_template=template)
+    body = {"messages": [{"role": "user", "content": "hello"}]}
+    whole = server.http.post("/v1/chat/completions", json=body).json()
+    assert whole["usage"]["prompt_tokens"] == len([BosCodec.BOS, *b"hello"])
+    assert whole["choices"][0]["message"]["content"] == "hello"
+    options = {"stream_options": {"include_usage": True}}
+    events = stream_events(server, "/v1/chat/completions", {**body, **options})
+    assert events[-1]["usage"] == whole["usage"]
+    assert server.complete("hello").json()["usage"]["prompt_tokens"] == 6
+    bare = server.complete("<bos>hello", add_special_tokens=False)
+    assert bare.json()["usage"]["prompt_tokens"] == 6
 
 
 def test_tokens_in_bursts(make_server: Callable[..., Server]) -> None:
