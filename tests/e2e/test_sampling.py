@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from typing import Any
 
+import httpx
 import pytest
 
 from tests.e2e.server import DEMO_BUNDLE, MODEL, Server
@@ -128,3 +130,62 @@ def test_choices_are_those_of_their_seeds(roomy: Server) -> None:
     assert [choice.text for choice in answer.choices] == alone
     assert len(set(alone)) == 3
     assert answer.usage.completion_tokens == 3 * NUM_TOKENS
+
+
+def test_temperatures_of_almost_zero_are_greedy(roomy: Server) -> None:
+    """Guards the whole way of a number that a 32-bit float hardly holds, and cuts beside it."""
+    greedy = complete(roomy).choices[0].text
+    for fields in ({"temperature": 1e-45}, {"temperature": 1e-300}, {"top_p": 0.9}, {"top_k": 40}):
+        assert complete(roomy, **fields, seed=3).choices[0].text == greedy
+    assert complete(roomy, temperature=1.0, seed=3).choices[0].text != greedy
+
+
+@pytest.mark.parametrize("edge", [64, 256, 1024])
+def test_sequences_step_over_bucket_edges(
+    roomy: Server, model: Any, tokenizer: Any, edge: int
+) -> None:
+    """Guards lengths n - 1, n and n + 1 of each bucket."""
+    import torch
+
+    text = "The ships of the year {} carried salt, tea and {} letters. "
+    ids = tokenizer("".join(text.format(1500 + i, i * i) for i in range(120)))["input_ids"]
+    count = 3
+    ids = ids[: edge - count + 1]
+    assert len(ids) == edge - count + 1
+    with torch.inference_mode():
+        inputs = torch.tensor([ids])
+        output = model.generate(
+            inputs, attention_mask=torch.ones_like(inputs), max_new_tokens=count,
+            do_sample=False, pad_token_id=0,
+        )  # fmt: skip
+    answer = complete(roomy, ids, max_tokens=count)
+    expected = tokenizer.decode(output[0, len(ids) :], skip_special_tokens=True)
+    assert answer.choices[0].text == expected
+    assert answer.usage.total_tokens == len(ids) + count
+    assert roomy.metric("blink_off_cache_steps_total") == 0
+
+
+def test_a_client_that_leaves_frees_lane_and_pages(roomy: Server) -> None:
+    """Guards the way of an abort to the scheduler: its steps end, not only the stream."""
+    wait_until_idle(roomy)
+    for max_tokens in (8, 1000):
+        before = roomy.metric("blink_steps_total")
+        body = {
+            "model": roomy.model_name(), "prompt": PROMPT, "max_tokens": max_tokens,
+            "stream": True, "ignore_eos": True,
+        }  # fmt: skip
+        with httpx.stream("POST", roomy.url + "/v1/completions", json=body) as answer:
+            assert next(answer.iter_lines()).startswith("data: {")
+        wait_until_idle(roomy)
+        assert roomy.metric("blink_steps_total") - before < min(max_tokens + 1, 500)
+
+
+def wait_until_idle(server: Server) -> None:
+    """Wait until no request has a lane or a page; fails where one is kept for good."""
+    deadline = time.monotonic() + 60
+    while (
+        server.metric("blink_lanes_running") or server.metric("blink_requests_waiting")
+        or server.metric("blink_pages_free") != server.metric("blink_pages")
+    ):  # fmt: skip
+        assert time.monotonic() < deadline, "pages or lanes are still in use"
+        time.sleep(0.01)
