@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from openai import OpenAI
+from openai import BadRequestError, OpenAI
 
 from tests.e2e.server import DEMO_BUNDLE, MODEL, Server, make_bundle
 from tests.e2e.test_sampling import complete as sample
@@ -142,6 +142,16 @@ def test_neighbours_that_abort(tight, expected, tokenizer) -> None:  # type: ign
             stop.set()
         assert aborted.result(60) > 0
     assert tight.metric('blink_requests_total{finish_reason="abort"}') > 0
+
+
+def test_up_to_the_last_place(roomy, tight, tokenizer) -> None:  # type: ignore[no-untyped-def]
+    """Guards the end of the page table: `tight` has no place after these tokens, `roomy` has."""
+    ids = tokenizer(STORY * 40)["input_ids"][: 512 - 3]
+    answers = [sample(server, ids, max_tokens=3) for server in (roomy, tight)]
+    assert answers[1].usage.total_tokens == 512
+    assert answers[0].choices[0].text == answers[1].choices[0].text
+    with pytest.raises(BadRequestError, match="512"):
+        sample(tight, ids, max_tokens=4)
 
 
 def test_sampling_is_the_same_after_pauses(roomy, tight) -> None:  # type: ignore[no-untyped-def]
