@@ -233,3 +233,14 @@ def test_tokens_in_bursts(make_server: Callable[..., Server]) -> None:
     text, reason, counted = complete_both_ways(server, says, max_tokens=600)
     assert (text, reason, counted) == (says, "stop", 501)
     assert complete_both_ways(server, says, max_tokens=600, stop=["z"])[0] == says[:25]
+
+
+def test_an_answer_of_65536_tokens(make_server: Callable[..., Server]) -> None:
+    sizes = {"max_output_tokens": 65536, "max_seqlen": 66000, "num_kv_pages": 8192, "num_slots": 2}
+    server = make_server(sizes=sizes, owner={"burst": 64}, max_buffered_bytes=1 << 26)
+    says = "".join(chr(97 + i * i % 26) for i in range(256))
+    body = {"max_tokens": 65536, "ignore_eos": True, "stop": ["never said"]}
+    text, reason, counted = complete_both_ways(server, says, **body)
+    assert (reason, counted) == ("length", 65536)
+    assert text == says * 256
+    server.wait_until_empty()
