@@ -71,7 +71,7 @@ def host_and_port(address: str) -> tuple[str, int]:
         BlinkError: it is none of them.
     """
     host, colon, port = address.rpartition(":")
-    if not colon or not port.isdigit() or int(port) > 65535:
+    if not (colon and port.isascii() and port.isdigit() and len(port) < 6 and int(port) < 65536):
         raise BlinkError(f"{address!r} is no HOST:PORT", hint="for example 10.0.0.1:7471")
     return host.strip("[]"), int(port)
 

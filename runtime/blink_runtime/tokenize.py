@@ -34,7 +34,7 @@ def run_tokenize(path: Path, text: str, decode: bool, pieces: bool) -> None:
 def _ids_from_text(text: str, vocab_size: int) -> list[int]:
     token_ids = []
     for word in text.replace(",", " ").strip("[] \n").split():
-        if not word.isdigit() or int(word) >= vocab_size:
+        if not (word.isascii() and word.isdigit() and len(word) < 10 and int(word) < vocab_size):
             raise BlinkError(f"{word!r} is no token id below {vocab_size}")
         token_ids.append(int(word))
     return token_ids
