@@ -4,8 +4,15 @@ OWNER_HOST=$SELF
 OWNER=""
 [ $LINK = eth0 ] && [ $SELF != 10.77.0.1 ] && OWNER_HOST=$PEER
 
+# With the guest's own clock, so that a slow test shows where.
+say() {
+  local up idle
+  read up idle </proc/uptime
+  echo "[$up] $*"
+}
+
 fail() {
-  echo "FAILED: $*"
+  say "FAILED: $*"
   exit 1
 }
 
@@ -62,10 +69,12 @@ is_unhealthy() {
 
 expect_serving() {
   repeat 60 is_serving
+  say serving
 }
 
 expect_unhealthy() {
   repeat 60 is_unhealthy
+  say unhealthy
   wget -O /dev/null --header 'Content-Type: application/json' --post-data '{"prompt":"x"}' \
     $URL/v1/completions 2>&1 | grep 503 || fail "a request without a ring is not answered with 503"
 }
@@ -80,7 +89,7 @@ is_answered() {
 ask() {
   repeat 60 is_answered "$1"
   grep -q "\"text\":\"$1\"" /tmp/answer || fail "asked '$1', got $(cat /tmp/answer)"
-  echo "answered: $1"
+  say "answered: $1"
 }
 
 # A long request that its client never sees the end of.

@@ -96,7 +96,7 @@ kill -0 $OWNER
         SHELL
         + """
 trap 'echo over | nc $PEER 9000' EXIT
-start_front_end --bundle-id=5
+start_front_end --bundle-id=5 --transfer-timeout-ms=3000
 expect_serving
 for i in 1 2 3; do ask "over a lossy link $i"; done
 echo "== the link goes down"
