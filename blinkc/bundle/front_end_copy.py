@@ -44,12 +44,17 @@ def copy_front_end(path: Path, folder: Path) -> int:
     """Write the front end's part of the bundle `path` into a new folder; return its bytes.
 
     Raises:
-        BlinkError: `folder` exists, or the bundle is damaged.
+        BlinkError: `folder` exists or cannot be made, or the bundle is damaged.
     """
     if folder.exists():
         raise BlinkError(f"{folder} exists already", hint="choose another folder")
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    except OSError as error:
+        raise BlinkError(
+            f"{folder} cannot be made: {error.strerror}", hint="choose another folder"
+        ) from error
     num_bytes = 0
     try:
         with open_front_end_bundle(path) as bundle:

@@ -88,10 +88,17 @@ def serve_gpu(
 )
 @link_options
 @click.option(
-    "--front-end", default=0, help="Which of the ring's slot ranges to take; one process each."
+    "--front-end",
+    default=0,
+    type=click.IntRange(min=0),
+    help="Which of the ring's slot ranges to take; one process each.",
 )
 @click.option(
-    "--wait", default=300.0, show_default=True, help="Seconds for an owner that is not there yet."
+    "--wait",
+    default=300.0,
+    type=click.FloatRange(min=0, max=86400),
+    show_default=True,
+    help="Seconds for an owner that is not there yet.",
 )
 @click.option(
     "--listen",

@@ -78,6 +78,7 @@ def serve(path: Path, config: ServeConfig) -> int:
         # Closed in reverse: front end, watchdog, stop word, target.
         stack.callback(start_watchdog(ring, bundle.manifest, config).disarm)
         hashes.wait()
+        ring.hold_range(0)  # no serve-dpu may take it away
         front_end = start_front_end(stack, bundle, ring, config)
         _say(f"ready after {process_age_s():.1f} s: {front_end.url}/  (ring {ring.name})")
         _wait(front_end, stop)

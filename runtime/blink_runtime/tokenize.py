@@ -15,7 +15,8 @@ def run_tokenize(path: Path, text: str, decode: bool, pieces: bool) -> None:
     """Print ids separated by spaces, one `id<TAB>text` a line with `pieces`, or decoded text.
 
     Raises:
-        BlinkError: `--decode` was given something that is no id of this tokenizer.
+        BlinkError: the text is not UTF-8, or `--decode` was given something that is no id of this
+            tokenizer.
     """
     with open_bundle(path, check_hashes=False) as bundle:
         vocab_size = bundle.manifest.limits.vocab_size
@@ -23,6 +24,10 @@ def run_tokenize(path: Path, text: str, decode: bool, pieces: bool) -> None:
     if decode:
         click.echo(codec.decode(_ids_from_text(text, vocab_size), skip_special_tokens=False))
         return
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise BlinkError("the text is not UTF-8", hint="convert it, with iconv say") from error
     token_ids = codec.encode(text)
     if pieces:
         for token_id in token_ids:

@@ -151,6 +151,11 @@ std::optional<ApiError> GenerationPipeline::check_lengths(const GenerationReques
                            number(sizes.num_kv_pages) + ".",
                        "context_length_exceeded");
   }
+  if (request.min_tokens > output_limit(request)) {
+    return bad_request("min_tokens", "'min_tokens' is " + number(request.min_tokens) +
+                                         ", more than the " + number(output_limit(request)) +
+                                         " that 'max_tokens' allows here by default.");
+  }
   return std::nullopt;
 }
 

@@ -43,6 +43,13 @@ void RingHandle::publish(const std::string& name) {
   memory_->rename(name);
 }
 
+void RingHandle::hold_range(uint32_t front_end_index) const {
+  if (memory_ && !memory_->hold_range(front_end_index)) {
+    throw RingError("ring " + memory_->name() + ": front end " + std::to_string(front_end_index) +
+                    " is another process");
+  }
+}
+
 // Release: pairs with the scheduler's acquire each step and idle poll.
 void RingHandle::request_stop() const {
   std::atomic_ref<uint32_t>(view().header()->stop).store(1, std::memory_order_release);
@@ -198,6 +205,7 @@ void bind_ring(nb::module_& module) {
       .def_prop_ro("num_bytes", &RingHandle::num_bytes)
       .def_prop_ro("name", &RingHandle::name)
       .def("publish", &RingHandle::publish, "name"_a)
+      .def("hold_range", &RingHandle::hold_range, "front_end_index"_a)
       .def_prop_rw(
           "bundle_id", [](const RingHandle& ring) { return copy_header(ring).bundle_id; },
           &RingHandle::set_bundle_id)

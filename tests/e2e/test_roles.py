@@ -74,6 +74,14 @@ def test_two_processes(stack: ExitStack, tmp_path: Path) -> None:
     answer = ask(url)
     assert "Paris" in answer.json()["choices"][0]["message"]["content"], answer.text
 
+    # The bug: a second front end took the range away, and the first one waited for ever.
+    second = subprocess.run(
+        [str(BIN / "blink-runtime"), "serve-dpu", str(slim), *options, *LISTEN],
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert second.returncode == 1 and "is another process" in second.stderr
+    assert ask(url).json()["choices"] == answer.json()["choices"]
+
     owner.process.kill()
     front_end.wait_for("the ring is lost")
     assert httpx.get(f"{url}/health").status_code == 503
@@ -105,3 +113,20 @@ def test_a_front_end_of_another_bundle_is_refused(stack: ExitStack, tmp_path: Pa
     )  # fmt: skip
     assert done.returncode == 1
     assert "another bundle" in done.stderr
+
+
+def test_run_keeps_its_slots(stack: ExitStack, tmp_path: Path) -> None:
+    """The bug: serve-dpu took the slots of a server in one process, which then waited for ever."""
+    server = Role(stack, tmp_path / "run", "run", DEMO_BUNDLE, "--port", "0", "--no-golden")
+    text = server.wait_for("(ring ")
+    url = "http://" + text.split("http://")[1].split("/")[0]
+    ring = text.split("(ring ")[1].split(")")[0]
+    done = subprocess.run(
+        [
+            str(BIN / "blink-runtime"), "serve-dpu", str(DEMO_BUNDLE),
+            "--transport", "shm", "--connect", ring, *LISTEN,
+        ],
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 1 and "is another process" in done.stderr
+    assert ask(url).status_code == 200

@@ -309,6 +309,8 @@ def test_min_tokens_puts_stop_strings_off(full: Server) -> None:
     assert answer["text"] == "a.b.c" and answer["finish_reason"] == "stop"
     response = full.complete(text, min_tokens=9, max_tokens=8)
     assert response.status_code == 400 and response.json()["error"]["param"] == "min_tokens"
+    response = full.complete(text, min_tokens=17, max_tokens=None)  # 16 where none is given
+    assert response.status_code == 400 and response.json()["error"]["param"] == "min_tokens"
 
 
 def test_usage_in_every_chunk(full: Server) -> None:
