@@ -7,6 +7,7 @@ import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -338,8 +339,13 @@ def test_ties_are_broken_by_id(kernels: ctypes.CDLL) -> None:
 def test_greedy_temperatures_and_nan(kernels: ctypes.CDLL) -> None:
     logits = np.random.default_rng(8).standard_normal(97).astype(np.float32)
     best = int(logits.argmax())
+    every_cut: list[dict[str, Any]] = [
+        {}, {"top_p": 0.9}, {"top_p": 0.0}, {"top_k": 5}, {"min_p": 0.3},
+        {"top_p": 0.9, "top_k": 40},
+    ]  # fmt: skip
     for temperature in (0.0, 1e-45, 1e-6, -1.0, math.nan):
-        assert sample(kernels, logits, 1, temperature=temperature)[0] == best
+        for cuts in every_cut:
+            assert set(sample(kernels, logits, 5, temperature=temperature, **cuts)) == {best}
     for at in (0, 50, 96):
         spoiled = logits.copy()
         spoiled[at] = np.nan

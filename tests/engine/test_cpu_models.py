@@ -154,8 +154,8 @@ def test_a_row_of_nan_fails_alone(tiny: tuple[Path, list[np.ndarray], int]) -> N
         bad.tokens = [3, 77, 5, 1]
         for _ in range(5):
             driver.step([good])
-        if all(77 not in (*t,) for t in expected):
-            assert good.tokens[good.num_prompt :] == expected[0]
+        assert 77 not in expected[0]  # or the spoiled embedding is this one's too
+        assert good.tokens[good.num_prompt :] == expected[0]
 
 
 def test_an_empty_step_completes(tiny: tuple[Path, list[np.ndarray], int]) -> None:
