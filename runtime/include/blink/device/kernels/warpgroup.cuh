@@ -70,283 +70,88 @@ __device__ __forceinline__ void hold(float (&d)[kCount]) {
 template <typename T, int kColumns>
 struct WarpgroupProduct;
 
+/* The accumulators of a product as operands of its asm statement, and the operands' names. */
 #define BLINK_D8(i)                                                                           \
   "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), \
       "+f"(d[i + 6]), "+f"(d[i + 7])
+#define BLINK_OPERANDS_8 BLINK_D8(0)
+#define BLINK_OPERANDS_16 BLINK_OPERANDS_8, BLINK_D8(8)
+#define BLINK_OPERANDS_32 BLINK_OPERANDS_16, BLINK_D8(16), BLINK_D8(24)
+#define BLINK_OPERANDS_40 BLINK_OPERANDS_32, BLINK_D8(32)
+#define BLINK_OPERANDS_48 BLINK_OPERANDS_40, BLINK_D8(40)
+#define BLINK_OPERANDS_64 BLINK_OPERANDS_48, BLINK_D8(48), BLINK_D8(56)
+#define BLINK_OPERANDS_128                                                                 \
+  BLINK_OPERANDS_64, BLINK_D8(64), BLINK_D8(72), BLINK_D8(80), BLINK_D8(88), BLINK_D8(96), \
+      BLINK_D8(104), BLINK_D8(112), BLINK_D8(120)
+#define BLINK_NAMES_8 "%0,%1,%2,%3,%4,%5,%6,%7"
+#define BLINK_NAMES_16 BLINK_NAMES_8 ",%8,%9,%10,%11,%12,%13,%14,%15"
+#define BLINK_NAMES_32 \
+  BLINK_NAMES_16 ",%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
+#define BLINK_NAMES_40 BLINK_NAMES_32 ",%32,%33,%34,%35,%36,%37,%38,%39"
+#define BLINK_NAMES_48 BLINK_NAMES_40 ",%40,%41,%42,%43,%44,%45,%46,%47"
+#define BLINK_NAMES_64 \
+  BLINK_NAMES_48 ",%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
+#define BLINK_NAMES_128                                                              \
+  BLINK_NAMES_64                                                                     \
+      ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79"             \
+      ",%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95"             \
+      ",%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111" \
+      ",%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
 
-#define BLINK_PRODUCT_16(type, name)                                                               \
-  template <>                                                                                      \
-  struct WarpgroupProduct<type, 16> {                                                              \
-    template <int kRowMajorB = 0>                                                                  \
-    static __device__ __forceinline__ void run(float (&d)[8], uint64_t a, uint64_t b, bool keep) { \
-      asm volatile(                                                                                \
-          "{.reg .pred p; setp.ne.b32 p, %10, 0;"                                                  \
-          "wgmma.mma_async.sync.aligned.m64n16k16.f32." name "." name                              \
-          " {"                                                                                     \
-          "%0,%1,%2,%3,%4,%5,%6,%7"                                                                \
-          "}, %8, %9, p, 1, 1, 0, %11;}"                                                           \
-          : BLINK_D8(0)                                                                            \
-          : "l"(a), "l"(b), "r"(static_cast<int>(keep)), "n"(kRowMajorB));                         \
-    }                                                                                              \
-    /* a in registers, in the layout of mma's a operand. */                                        \
-    template <int kRowMajorB = 0>                                                                  \
-    static __device__ __forceinline__ void run(float (&d)[8], const uint32_t (&a)[4], uint64_t b,  \
-                                               bool keep) {                                        \
-      asm volatile(                                                                                \
-          "{.reg .pred p; setp.ne.b32 p, %13, 0;"                                                  \
-          "wgmma.mma_async.sync.aligned.m64n16k16.f32." name "." name                              \
-          " {"                                                                                     \
-          "%0,%1,%2,%3,%4,%5,%6,%7"                                                                \
-          "}, {%8,%9,%10,%11}, %12, p, 1, 1, %14;}"                                                \
-          : BLINK_D8(0)                                                                            \
-          : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(keep)),       \
-            "n"(kRowMajorB));                                                                      \
-    }                                                                                              \
+/* n0 to n6: the numbers of the operands behind the accumulators. */
+#define BLINK_PRODUCT(type, name, columns, registers, n0, n1, n2, n3, n4, n5, n6)                 \
+  template <>                                                                                     \
+  struct WarpgroupProduct<type, columns> {                                                        \
+    template <int kRowMajorB = 0>                                                                 \
+    static __device__ __forceinline__ void run(float (&d)[registers], uint64_t a, uint64_t b,     \
+                                               bool keep) {                                       \
+      asm volatile("{.reg .pred p; setp.ne.b32 p, %" #n2                                          \
+                   ", 0;"                                                                         \
+                   "wgmma.mma_async.sync.aligned.m64n" #columns "k16.f32." name "." name          \
+                   " {" BLINK_NAMES_##registers "}, %" #n0 ", %" #n1 ", p, 1, 1, 0, %" #n3 ";}"   \
+                   : BLINK_OPERANDS_##registers                                                   \
+                   : "l"(a), "l"(b), "r"(static_cast<int>(keep)), "n"(kRowMajorB));               \
+    }                                                                                             \
+    /* a in registers, in the layout of mma's a operand. */                                       \
+    template <int kRowMajorB = 0>                                                                 \
+    static __device__ __forceinline__ void run(float (&d)[registers], const uint32_t (&a)[4],     \
+                                               uint64_t b, bool keep) {                           \
+      asm volatile("{.reg .pred p; setp.ne.b32 p, %" #n5                                          \
+                   ", 0;"                                                                         \
+                   "wgmma.mma_async.sync.aligned.m64n" #columns "k16.f32." name "." name          \
+                   " {" BLINK_NAMES_##registers "}, {%" #n0 ",%" #n1 ",%" #n2 ",%" #n3 "}, %" #n4 \
+                                                ", p, 1, 1, %" #n6 ";}"                           \
+                   : BLINK_OPERANDS_##registers                                                   \
+                   : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b),                          \
+                     "r"(static_cast<int>(keep)), "n"(kRowMajorB));                               \
+    }                                                                                             \
   };
-BLINK_PRODUCT_16(bf16, "bf16")
-BLINK_PRODUCT_16(fp16, "f16")
-#undef BLINK_PRODUCT_16
-
-#define BLINK_PRODUCT_32(type, name)                                                               \
-  template <>                                                                                      \
-  struct WarpgroupProduct<type, 32> {                                                              \
-    template <int kRowMajorB = 0>                                                                  \
-    static __device__ __forceinline__ void run(float (&d)[16], uint64_t a, uint64_t b,             \
-                                               bool keep) {                                        \
-      asm volatile(                                                                                \
-          "{.reg .pred p; setp.ne.b32 p, %18, 0;"                                                  \
-          "wgmma.mma_async.sync.aligned.m64n32k16.f32." name "." name                              \
-          " {"                                                                                     \
-          "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15"                                  \
-          "}, %16, %17, p, 1, 1, 0, %19;}"                                                         \
-          : BLINK_D8(0), BLINK_D8(8)                                                               \
-          : "l"(a), "l"(b), "r"(static_cast<int>(keep)), "n"(kRowMajorB));                         \
-    }                                                                                              \
-    /* a in registers, in the layout of mma's a operand. */                                        \
-    template <int kRowMajorB = 0>                                                                  \
-    static __device__ __forceinline__ void run(float (&d)[16], const uint32_t (&a)[4], uint64_t b, \
-                                               bool keep) {                                        \
-      asm volatile(                                                                                \
-          "{.reg .pred p; setp.ne.b32 p, %21, 0;"                                                  \
-          "wgmma.mma_async.sync.aligned.m64n32k16.f32." name "." name                              \
-          " {"                                                                                     \
-          "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15"                                  \
-          "}, {%16,%17,%18,%19}, %20, p, 1, 1, %22;}"                                              \
-          : BLINK_D8(0), BLINK_D8(8)                                                               \
-          : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(keep)),       \
-            "n"(kRowMajorB));                                                                      \
-    }                                                                                              \
-  };
-BLINK_PRODUCT_32(bf16, "bf16")
-BLINK_PRODUCT_32(fp16, "f16")
-#undef BLINK_PRODUCT_32
-
-#define BLINK_PRODUCT_64(type, name)                                                               \
-  template <>                                                                                      \
-  struct WarpgroupProduct<type, 64> {                                                              \
-    template <int kRowMajorB = 0>                                                                  \
-    static __device__ __forceinline__ void run(float (&d)[32], uint64_t a, uint64_t b,             \
-                                               bool keep) {                                        \
-      asm volatile(                                                                                \
-          "{.reg .pred p; setp.ne.b32 p, %34, 0;"                                                  \
-          "wgmma.mma_async.sync.aligned.m64n64k16.f32." name "." name                              \
-          " {"                                                                                     \
-          "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"                                 \
-          "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"                        \
-          "}, %32, %33, p, 1, 1, 0, %35;}"                                                         \
-          : BLINK_D8(0), BLINK_D8(8), BLINK_D8(16), BLINK_D8(24)                                   \
-          : "l"(a), "l"(b), "r"(static_cast<int>(keep)), "n"(kRowMajorB));                         \
-    }                                                                                              \
-    /* a in registers, in the layout of mma's a operand. */                                        \
-    template <int kRowMajorB = 0>                                                                  \
-    static __device__ __forceinline__ void run(float (&d)[32], const uint32_t (&a)[4], uint64_t b, \
-                                               bool keep) {                                        \
-      asm volatile(                                                                                \
-          "{.reg .pred p; setp.ne.b32 p, %37, 0;"                                                  \
-          "wgmma.mma_async.sync.aligned.m64n64k16.f32." name "." name                              \
-          " {"                                                                                     \
-          "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"                                 \
-          "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"                        \
-          "}, {%32,%33,%34,%35}, %36, p, 1, 1, %38;}"                                              \
-          : BLINK_D8(0), BLINK_D8(8), BLINK_D8(16), BLINK_D8(24)                                   \
-          : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(keep)),       \
-            "n"(kRowMajorB));                                                                      \
-    }                                                                                              \
-  };
-BLINK_PRODUCT_64(bf16, "bf16")
-BLINK_PRODUCT_64(fp16, "f16")
-#undef BLINK_PRODUCT_64
-
-#define BLINK_PRODUCT_80(type, name)                                                               \
-  template <>                                                                                      \
-  struct WarpgroupProduct<type, 80> {                                                              \
-    template <int kRowMajorB = 0>                                                                  \
-    static __device__ __forceinline__ void run(float (&d)[40], uint64_t a, uint64_t b,             \
-                                               bool keep) {                                        \
-      asm volatile(                                                                                \
-          "{.reg .pred p; setp.ne.b32 p, %42, 0;"                                                  \
-          "wgmma.mma_async.sync.aligned.m64n80k16.f32." name "." name                              \
-          " {"                                                                                     \
-          "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"                                 \
-          "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"                       \
-          "%32,%33,%34,%35,%36,%37,%38,%39"                                                        \
-          "}, %40, %41, p, 1, 1, 0, %43;}"                                                         \
-          : BLINK_D8(0), BLINK_D8(8), BLINK_D8(16), BLINK_D8(24), BLINK_D8(32)                     \
-          : "l"(a), "l"(b), "r"(static_cast<int>(keep)), "n"(kRowMajorB));                         \
-    }                                                                                              \
-    /* a in registers, in the layout of mma's a operand. */                                        \
-    template <int kRowMajorB = 0>                                                                  \
-    static __device__ __forceinline__ void run(float (&d)[40], const uint32_t (&a)[4], uint64_t b, \
-                                               bool keep) {                                        \
-      asm volatile(                                                                                \
-          "{.reg .pred p; setp.ne.b32 p, %45, 0;"                                                  \
-          "wgmma.mma_async.sync.aligned.m64n80k16.f32." name "." name                              \
-          " {"                                                                                     \
-          "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"                                 \
-          "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"                       \
-          "%32,%33,%34,%35,%36,%37,%38,%39"                                                        \
-          "}, {%40,%41,%42,%43}, %44, p, 1, 1, %46;}"                                              \
-          : BLINK_D8(0), BLINK_D8(8), BLINK_D8(16), BLINK_D8(24), BLINK_D8(32)                     \
-          : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(keep)),       \
-            "n"(kRowMajorB));                                                                      \
-    }                                                                                              \
-  };
-BLINK_PRODUCT_80(bf16, "bf16")
-BLINK_PRODUCT_80(fp16, "f16")
-#undef BLINK_PRODUCT_80
-
-#define BLINK_PRODUCT_96(type, name)                                                               \
-  template <>                                                                                      \
-  struct WarpgroupProduct<type, 96> {                                                              \
-    template <int kRowMajorB = 0>                                                                  \
-    static __device__ __forceinline__ void run(float (&d)[48], uint64_t a, uint64_t b,             \
-                                               bool keep) {                                        \
-      asm volatile(                                                                                \
-          "{.reg .pred p; setp.ne.b32 p, %50, 0;"                                                  \
-          "wgmma.mma_async.sync.aligned.m64n96k16.f32." name "." name                              \
-          " {"                                                                                     \
-          "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"                                 \
-          "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"                       \
-          "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47"                        \
-          "}, %48, %49, p, 1, 1, 0, %51;}"                                                         \
-          : BLINK_D8(0), BLINK_D8(8), BLINK_D8(16), BLINK_D8(24), BLINK_D8(32), BLINK_D8(40)       \
-          : "l"(a), "l"(b), "r"(static_cast<int>(keep)), "n"(kRowMajorB));                         \
-    }                                                                                              \
-    /* a in registers, in the layout of mma's a operand. */                                        \
-    template <int kRowMajorB = 0>                                                                  \
-    static __device__ __forceinline__ void run(float (&d)[48], const uint32_t (&a)[4], uint64_t b, \
-                                               bool keep) {                                        \
-      asm volatile(                                                                                \
-          "{.reg .pred p; setp.ne.b32 p, %53, 0;"                                                  \
-          "wgmma.mma_async.sync.aligned.m64n96k16.f32." name "." name                              \
-          " {"                                                                                     \
-          "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"                                 \
-          "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"                       \
-          "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47"                        \
-          "}, {%48,%49,%50,%51}, %52, p, 1, 1, %54;}"                                              \
-          : BLINK_D8(0), BLINK_D8(8), BLINK_D8(16), BLINK_D8(24), BLINK_D8(32), BLINK_D8(40)       \
-          : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(keep)),       \
-            "n"(kRowMajorB));                                                                      \
-    }                                                                                              \
-  };
-BLINK_PRODUCT_96(bf16, "bf16")
-BLINK_PRODUCT_96(fp16, "f16")
-#undef BLINK_PRODUCT_96
-
-#define BLINK_PRODUCT_128(type, name)                                                              \
-  template <>                                                                                      \
-  struct WarpgroupProduct<type, 128> {                                                             \
-    template <int kRowMajorB = 0>                                                                  \
-    static __device__ __forceinline__ void run(float (&d)[64], uint64_t a, uint64_t b,             \
-                                               bool keep) {                                        \
-      asm volatile(                                                                                \
-          "{.reg .pred p; setp.ne.b32 p, %66, 0;"                                                  \
-          "wgmma.mma_async.sync.aligned.m64n128k16.f32." name "." name                             \
-          " {"                                                                                     \
-          "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"                                 \
-          "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"                       \
-          "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,"                       \
-          "%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"                        \
-          "}, %64, %65, p, 1, 1, 0, %67;}"                                                         \
-          : BLINK_D8(0), BLINK_D8(8), BLINK_D8(16), BLINK_D8(24), BLINK_D8(32), BLINK_D8(40),      \
-            BLINK_D8(48), BLINK_D8(56)                                                             \
-          : "l"(a), "l"(b), "r"(static_cast<int>(keep)), "n"(kRowMajorB));                         \
-    }                                                                                              \
-    /* a in registers, in the layout of mma's a operand. */                                        \
-    template <int kRowMajorB = 0>                                                                  \
-    static __device__ __forceinline__ void run(float (&d)[64], const uint32_t (&a)[4], uint64_t b, \
-                                               bool keep) {                                        \
-      asm volatile(                                                                                \
-          "{.reg .pred p; setp.ne.b32 p, %69, 0;"                                                  \
-          "wgmma.mma_async.sync.aligned.m64n128k16.f32." name "." name                             \
-          " {"                                                                                     \
-          "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"                                 \
-          "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"                       \
-          "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,"                       \
-          "%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"                        \
-          "}, {%64,%65,%66,%67}, %68, p, 1, 1, %70;}"                                              \
-          : BLINK_D8(0), BLINK_D8(8), BLINK_D8(16), BLINK_D8(24), BLINK_D8(32), BLINK_D8(40),      \
-            BLINK_D8(48), BLINK_D8(56)                                                             \
-          : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(keep)),       \
-            "n"(kRowMajorB));                                                                      \
-    }                                                                                              \
-  };
-BLINK_PRODUCT_128(bf16, "bf16")
-BLINK_PRODUCT_128(fp16, "f16")
-#undef BLINK_PRODUCT_128
-
-#define BLINK_PRODUCT_256(type, name)                                                           \
-  template <>                                                                                   \
-  struct WarpgroupProduct<type, 256> {                                                          \
-    template <int kRowMajorB = 0>                                                               \
-    static __device__ __forceinline__ void run(float (&d)[128], uint64_t a, uint64_t b,         \
-                                               bool keep) {                                     \
-      asm volatile(                                                                             \
-          "{.reg .pred p; setp.ne.b32 p, %130, 0;"                                              \
-          "wgmma.mma_async.sync.aligned.m64n256k16.f32." name "." name                          \
-          " {"                                                                                  \
-          "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"                              \
-          "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"                    \
-          "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,"                    \
-          "%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63,"                    \
-          "%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,"                    \
-          "%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95,"                    \
-          "%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111,"        \
-          "%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"     \
-          "}, %128, %129, p, 1, 1, 0, %131;}"                                                   \
-          : BLINK_D8(0), BLINK_D8(8), BLINK_D8(16), BLINK_D8(24), BLINK_D8(32), BLINK_D8(40),   \
-            BLINK_D8(48), BLINK_D8(56), BLINK_D8(64), BLINK_D8(72), BLINK_D8(80), BLINK_D8(88), \
-            BLINK_D8(96), BLINK_D8(104), BLINK_D8(112), BLINK_D8(120)                           \
-          : "l"(a), "l"(b), "r"(static_cast<int>(keep)), "n"(kRowMajorB));                      \
-    }                                                                                           \
-    /* a in registers, in the layout of mma's a operand. */                                     \
-    template <int kRowMajorB = 0>                                                               \
-    static __device__ __forceinline__ void run(float (&d)[128], const uint32_t (&a)[4],         \
-                                               uint64_t b, bool keep) {                         \
-      asm volatile(                                                                             \
-          "{.reg .pred p; setp.ne.b32 p, %133, 0;"                                              \
-          "wgmma.mma_async.sync.aligned.m64n256k16.f32." name "." name                          \
-          " {"                                                                                  \
-          "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"                              \
-          "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"                    \
-          "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,"                    \
-          "%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63,"                    \
-          "%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,"                    \
-          "%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95,"                    \
-          "%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111,"        \
-          "%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"     \
-          "}, {%128,%129,%130,%131}, %132, p, 1, 1, %134;}"                                     \
-          : BLINK_D8(0), BLINK_D8(8), BLINK_D8(16), BLINK_D8(24), BLINK_D8(32), BLINK_D8(40),   \
-            BLINK_D8(48), BLINK_D8(56), BLINK_D8(64), BLINK_D8(72), BLINK_D8(80), BLINK_D8(88), \
-            BLINK_D8(96), BLINK_D8(104), BLINK_D8(112), BLINK_D8(120)                           \
-          : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(keep)),    \
-            "n"(kRowMajorB));                                                                   \
-    }                                                                                           \
-  };
-BLINK_PRODUCT_256(bf16, "bf16")
-BLINK_PRODUCT_256(fp16, "f16")
-#undef BLINK_PRODUCT_256
-
+#define BLINK_PRODUCTS(...)                \
+  BLINK_PRODUCT(bf16, "bf16", __VA_ARGS__) \
+  BLINK_PRODUCT(fp16, "f16", __VA_ARGS__)
+BLINK_PRODUCTS(16, 8, 8, 9, 10, 11, 12, 13, 14)
+BLINK_PRODUCTS(32, 16, 16, 17, 18, 19, 20, 21, 22)
+BLINK_PRODUCTS(64, 32, 32, 33, 34, 35, 36, 37, 38)
+BLINK_PRODUCTS(80, 40, 40, 41, 42, 43, 44, 45, 46)
+BLINK_PRODUCTS(96, 48, 48, 49, 50, 51, 52, 53, 54)
+BLINK_PRODUCTS(128, 64, 64, 65, 66, 67, 68, 69, 70)
+BLINK_PRODUCTS(256, 128, 128, 129, 130, 131, 132, 133, 134)
+#undef BLINK_PRODUCTS
+#undef BLINK_PRODUCT
+#undef BLINK_NAMES_128
+#undef BLINK_NAMES_64
+#undef BLINK_NAMES_48
+#undef BLINK_NAMES_40
+#undef BLINK_NAMES_32
+#undef BLINK_NAMES_16
+#undef BLINK_NAMES_8
+#undef BLINK_OPERANDS_128
+#undef BLINK_OPERANDS_64
+#undef BLINK_OPERANDS_48
+#undef BLINK_OPERANDS_40
+#undef BLINK_OPERANDS_32
+#undef BLINK_OPERANDS_16
+#undef BLINK_OPERANDS_8
 #undef BLINK_D8
 
 #endif  // BLINK_HAS_WARPGROUP_PRODUCTS
