@@ -46,7 +46,8 @@ TokenReader::TokenReader(const FrontEndConfig& config, RingClient& ring, SlotTra
       events_bell_(events_bell),
       new_(ring.num_slots() * 2),
       statuses_(ring.num_slots()),
-      pacer_(config.min_poll_interval_us, config.max_poll_interval_us, config.max_polls_per_s) {
+      pacer_(config.min_poll_interval_us, config.max_poll_interval_us, config.max_polls_per_s),
+      judge_(std::chrono::milliseconds(config.stall_timeout_ms), Clock::now()) {
   urgent_.reserve(ring.num_slots());
   flowing_.reserve(ring.num_slots());
   unsettled_.reserve(ring.num_slots());
@@ -63,8 +64,8 @@ TokenReader::TokenReader(const FrontEndConfig& config, RingClient& ring, SlotTra
 TokenReader::~TokenReader() { stop(std::chrono::milliseconds(0)); }
 
 void TokenReader::start() {
-  last_beat_at_ = last_housekeeping_ = Clock::now();
-  housekeep(last_beat_at_);
+  last_housekeeping_ = Clock::now();
+  housekeep(last_housekeeping_);
   thread_ = std::thread([this] { run(); });
 }
 
@@ -415,20 +416,21 @@ void TokenReader::judge_health(Clock::time_point now) {
   pacer_.set_max_interval_us(
       std::clamp(static_cast<uint32_t>(longest_step_ns_ / 16'000), config_.max_poll_interval_us,
                  std::max(config_.max_poll_interval_us, kLongestIntervalUs)));
-  if (header.heartbeat != last_heartbeat_) {
-    last_heartbeat_ = header.heartbeat;
-    last_beat_at_ = now;
-    health_.store(Health::serving, std::memory_order_relaxed);
-  }
-  if (header.stopped != 0) {
-    health_.store(Health::stopped, std::memory_order_relaxed);
-    return;
-  }
-  const auto limit =
-      std::max<std::chrono::nanoseconds>(std::chrono::milliseconds(config_.stall_timeout_ms),
-                                         std::chrono::nanoseconds(4 * longest_step_ns_));
-  if (now - last_beat_at_ > limit && health() == Health::serving) {
-    health_.store(Health::stalled, std::memory_order_relaxed);
+  const OwnerSigns signs{.heartbeat = header.heartbeat,
+                         .longest_step_ns = longest_step_ns_,
+                         .has_stopped = header.stopped != 0};
+  switch (judge_.judge(signs, now)) {
+    case OwnerVerdict::beating:
+      health_.store(Health::serving, std::memory_order_relaxed);
+      break;
+    case OwnerVerdict::quiet:
+      break;
+    case OwnerVerdict::silent:
+      if (health() == Health::serving) health_.store(Health::stalled, std::memory_order_relaxed);
+      break;
+    case OwnerVerdict::stopped:
+      health_.store(Health::stopped, std::memory_order_relaxed);
+      break;
   }
 }
 

@@ -18,6 +18,7 @@
 #include "frontend/slot_tracker.h"
 #include "frontend/spsc_queue.h"
 #include "frontend/token_event.h"
+#include "transport/heartbeat_judge.h"
 
 namespace blink {
 
@@ -102,8 +103,7 @@ class TokenReader {
   uint32_t records_left_ = 0;  // of this pass
   PollPacer pacer_;
 
-  uint64_t last_heartbeat_ = 0;
-  Clock::time_point last_beat_at_;
+  HeartbeatJudge judge_;
   Clock::time_point last_housekeeping_;
   Clock::time_point next_reconnect_;
   uint64_t own_heartbeat_ = 0;

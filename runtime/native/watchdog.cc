@@ -51,7 +51,7 @@ void Watchdog::run() {
   ::prctl(PR_SET_NAME, "blink-watchdog");
   while (sleep(kInterval)) {
     const OwnerVerdict verdict = look();
-    if (verdict == OwnerVerdict::alive) continue;
+    if (verdict == OwnerVerdict::beating || verdict == OwnerVerdict::quiet) continue;
     say_last_words(verdict);
     // Disarmed in the grace time: somebody ends the process already, and says why.
     if (!sleep(config_.grace)) return;

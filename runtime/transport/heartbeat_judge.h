@@ -16,7 +16,12 @@ struct OwnerSigns {
   bool has_stopped = false;
 };
 
-enum class OwnerVerdict { alive, silent, stopped };
+enum class OwnerVerdict {
+  beating,  // since the last look
+  quiet,    // not since then, but not for too long
+  silent,   // for too long
+  stopped,
+};
 
 class HeartbeatJudge {
  public:
@@ -27,14 +32,16 @@ class HeartbeatJudge {
       : shortest_silence_(shortest_silence), last_beat_at_(now) {}
 
   OwnerVerdict judge(const OwnerSigns& signs, Clock::time_point now) {
-    if (signs.heartbeat != last_heartbeat_) {
+    const bool has_beaten = signs.heartbeat != last_heartbeat_;
+    if (has_beaten) {
       last_heartbeat_ = signs.heartbeat;
       last_beat_at_ = now;
     }
     if (signs.has_stopped) return OwnerVerdict::stopped;
+    if (has_beaten) return OwnerVerdict::beating;
     const auto limit =
         std::max(shortest_silence_, std::chrono::nanoseconds(4 * signs.longest_step_ns));
-    return now - last_beat_at_ > limit ? OwnerVerdict::silent : OwnerVerdict::alive;
+    return now - last_beat_at_ > limit ? OwnerVerdict::silent : OwnerVerdict::quiet;
   }
 
   std::chrono::nanoseconds silence(Clock::time_point now) const { return now - last_beat_at_; }
