@@ -151,10 +151,10 @@ std::optional<ApiError> GenerationPipeline::check_lengths(const GenerationReques
                            number(sizes.num_kv_pages) + ".",
                        "context_length_exceeded");
   }
-  if (request.min_tokens > output_limit(request)) {
+  if (const uint32_t limit = output_limit(request); request.min_tokens > limit) {
     return bad_request("min_tokens", "'min_tokens' is " + number(request.min_tokens) +
-                                         ", more than the " + number(output_limit(request)) +
-                                         " that 'max_tokens' allows here by default.");
+                                         ", more than the " + number(limit) + " of 'max_tokens'" +
+                                         (request.max_tokens ? "." : ", which is its default."));
   }
   return std::nullopt;
 }

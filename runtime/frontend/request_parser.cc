@@ -233,11 +233,6 @@ class Parser {
       reject("max_tokens", "'max_tokens' and 'max_completion_tokens' differ; send one of them.");
     }
     request_.max_tokens = max_completion_tokens_ ? max_completion_tokens_ : max_tokens_;
-    if (request_.max_tokens && request_.min_tokens > *request_.max_tokens) {
-      reject("min_tokens", "'min_tokens' is " + std::to_string(request_.min_tokens) +
-                               ", more than the " + std::to_string(*request_.max_tokens) +
-                               " of 'max_tokens'.");
-    }
     if (has_stream_options_ && !request_.streams) {
       reject("stream_options", "'stream_options' is only allowed when 'stream' is true.");
     }
