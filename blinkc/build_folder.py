@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from blinkc.closing import Closing
 from blinkc.errors import BlinkError
 
 FORMAT_VERSION = 1
@@ -31,7 +32,7 @@ class StageRecord:
     tools: dict[str, str]  # versions of the tools that made it
 
 
-class BuildFolder:
+class BuildFolder(Closing):
     """A folder of stage artifacts; one compile at a time.
 
     A stage is written beside its place and renamed into it, so that a killed run leaves it whole or
@@ -140,12 +141,6 @@ class BuildFolder:
     def close(self) -> None:
         """Let others work in the folder."""
         self._lock.close()
-
-    def __enter__(self) -> BuildFolder:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def replace_folder(new: Path, place: Path) -> None:

@@ -11,7 +11,6 @@ import tarfile
 import tempfile
 from collections.abc import Callable, Container, Iterable
 from pathlib import Path
-from types import TracebackType
 
 from blinkc.bundle.external_files import CHUNK_BYTES, find_external, hash_span
 from blinkc.bundle.manifest import (
@@ -24,6 +23,7 @@ from blinkc.bundle.manifest import (
     manifest_from_bytes,
 )
 from blinkc.bundle.weights import BundleWeights, FileSpan
+from blinkc.closing import Closing
 from blinkc.errors import BlinkError
 
 COPY_AGAIN = "copy the bundle again, or make it again with blinkc bundle"
@@ -35,7 +35,7 @@ MARCH_FLAGS = {
 }
 
 
-class Bundle:
+class Bundle(Closing):
     """An opened bundle. Files of an archive are taken out when asked for, into a private folder.
 
     Weights of an archive are mapped where they lie. `close()` removes what was taken out.
@@ -232,17 +232,6 @@ class Bundle:
         if self._extracted is not None:
             self._extracted.cleanup()
             self._extracted = None
-
-    def __enter__(self) -> Bundle:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def _capability(architecture: str) -> tuple[int, int]:

@@ -12,10 +12,10 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from blinkc.bundle.manifest import Manifest, WeightEntry, WeightPart
+from blinkc.closing import Closing
 from blinkc.errors import BlinkError
 
 ALIGNMENT_BYTES = 64
@@ -60,7 +60,7 @@ class MappedSpan:
         self._map.close()
 
 
-class BundleWeights:
+class BundleWeights(Closing):
     """All weights of a bundle; `addresses` holds them in the manifest's order.
 
     Args:
@@ -102,17 +102,6 @@ class BundleWeights:
         self.addresses.clear()
         while self._maps:
             self._maps.popitem()[1].close()
-
-    def __enter__(self) -> BundleWeights:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def assemble_weight(weight: WeightEntry, views: Mapping[str, memoryview]) -> Any:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from blinkc.closing import Closing
 from blinkc.codegen.compile_cpu import compile_cpu
 from blinkc.engine.render_cpu import render_cpu_model
 from blinkc.errors import BlinkError
@@ -18,7 +19,6 @@ from blinkc.errors import BlinkError
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
-    from types import TracebackType
 
     from blinkc.capture.plan import CapturePlan
     from blinkc.surgery.segments import SegmentedModel
@@ -76,7 +76,7 @@ class _StepBuffers(ctypes.Structure):
     ]
 
 
-class CpuModel:
+class CpuModel(Closing):
     """A compiled CPU model and its step buffers, as numpy arrays that share their memory.
 
     Args:
@@ -164,17 +164,6 @@ class CpuModel:
         if self._model:
             self._library.blink_cpu_model_destroy(self._model)
             self._model = ctypes.c_void_p()
-
-    def __enter__(self) -> CpuModel:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def build_cpu_model(segmented: SegmentedModel, plan: CapturePlan, out: Path) -> str:

@@ -11,8 +11,8 @@ import platform
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 
+from blinkc.closing import Closing
 from blinkc.errors import BlinkError
 from blinkc.usable_cores import usable_cores
 
@@ -21,7 +21,7 @@ _PR_SET_NAME = 15
 _LAUNCH = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_uint32)
 
 
-class CpuTarget:
+class CpuTarget(Closing):
     """The CPU's stand-in for the self-scheduling GPU: one native thread over one ring.
 
     Args:
@@ -112,17 +112,6 @@ class CpuTarget:
         if self._model:
             self._library.blink_cpu_model_destroy(self._model)
             self._model = ctypes.c_void_p()
-
-    def __enter__(self) -> CpuTarget:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def _declare(library: ctypes.CDLL) -> None:

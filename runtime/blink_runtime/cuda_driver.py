@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from blinkc.closing import Closing
 from blinkc.errors import BlinkError
-
-if TYPE_CHECKING:
-    from types import TracebackType
 
 
 def driver() -> Any:
@@ -57,7 +55,7 @@ class DeviceSpec:
         return f"sm_{self.compute_capability[0]}{self.compute_capability[1]}"
 
 
-class Context:
+class Context(Closing):
     """The primary context of one GPU, current in the thread that made it."""
 
     def __init__(self, ordinal: int = 0) -> None:
@@ -119,17 +117,6 @@ class Context:
         if self._context is not None:
             driver().cuDevicePrimaryCtxRelease(self._device)
             self._context = None
-
-    def __enter__(self) -> Context:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 class DeviceBuffer:

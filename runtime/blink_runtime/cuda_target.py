@@ -24,11 +24,11 @@ from blink_runtime.cuda_steps import CudaSteps, ModelAddresses, pack_weights
 from blink_runtime.host_placement import HostPlacement
 from blink_runtime.step_buffers import StepBuffers
 from blink_runtime.tensorrt_engines import TensorRtEngines
+from blinkc.closing import Closing
 from blinkc.errors import BlinkError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
-    from types import TracebackType
 
     from blinkc.capture.grid import GraphKey
     from blinkc.capture.plan import CapturePlan
@@ -72,7 +72,7 @@ class LoadReport:
     num_measured: int
 
 
-class CudaTarget:
+class CudaTarget(Closing):
     """A model on the GPU.
 
     Args:
@@ -361,17 +361,6 @@ class CudaTarget:
         if self.scheduler_module is not None:
             self.scheduler_module.close()
         self.stream.close()
-
-    def __enter__(self) -> CudaTarget:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def random_weights(seed: int) -> Callable[[CudaTarget], None]:

@@ -8,11 +8,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any
 
 from blink_runtime import _native
 from blink_runtime.chat_template import ChatTemplate, refuse_chats
+from blinkc.closing import Closing
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,7 +55,7 @@ class FrontEndOptions:
     stall_timeout_ms: int = 2_000
 
 
-class FrontEnd:
+class FrontEnd(Closing):
     """An OpenAI-compatible server over one ring.
 
     Args:
@@ -130,11 +130,3 @@ class FrontEnd:
     def __enter__(self) -> FrontEnd:
         self.start()
         return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()

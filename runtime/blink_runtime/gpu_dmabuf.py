@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 from blink_runtime.cuda_driver import check, driver
+from blinkc.closing import Closing
 from blinkc.errors import BlinkError
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ NEEDED_WRITES_ORDERING = 100
 
 
 @dataclass(kw_only=True, slots=True)
-class Dmabuf:
+class Dmabuf(Closing):
     """An exported range: the ring begins `offset` bytes into the file `fd`. `close()` lets go."""
 
     fd: int
@@ -33,17 +33,6 @@ class Dmabuf:
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
-
-    def __enter__(self) -> Dmabuf:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def export_dmabuf(spec: DeviceSpec, address: int, num_bytes: int) -> Dmabuf:

@@ -9,16 +9,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from blink_runtime.cuda_driver import MappedBuffer, check, driver
+from blinkc.closing import Closing
 from blinkc.errors import BlinkError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import TracebackType
 
     from blink_runtime import _native
 
 
-class GpuRing:
+class GpuRing(Closing):
     """A ring with its header written; `address` is the GPU's, `ring` is the host's view.
 
     Args:
@@ -62,14 +62,3 @@ class GpuRing:
         if self._pinned is not None:
             self._pinned.close()
             self._pinned = None
-
-    def __enter__(self) -> GpuRing:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()

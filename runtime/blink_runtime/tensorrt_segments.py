@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from blinkc.capture.grid import GraphKey
+from blinkc.closing import Closing
 from blinkc.engine.gpu_here import find_gpu
 from blinkc.engine.segment_engines import segment_engine_from_json
 from blinkc.engine.tensorrt_api import load_tensorrt
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     Array = npt.NDArray[Any]
 
 
-class TensorRtSegments:
+class TensorRtSegments(Closing):
     """The plans of a build on this machine's GPU.
 
     Args:
@@ -115,14 +115,3 @@ class TensorRtSegments:
         self._engines.close()
         self._stream.close()
         self._context.close()
-
-    def __enter__(self) -> TensorRtSegments:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
