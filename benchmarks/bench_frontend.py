@@ -25,6 +25,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from blinkc.closing import Closing
+
 ROOT = Path(__file__).resolve().parents[1]
 PROMPT_TOKENS = 64
 STREAMS, STREAM_TOKENS = 256, 256
@@ -68,7 +70,7 @@ def serve(bundle_path: Path, ring_name: str, num_connections: int) -> None:
         sys.stdin.read()
 
 
-class FrontEndProcess:
+class FrontEndProcess(Closing):
     """The front end under test, and what it costs.
 
     Args:
@@ -108,12 +110,6 @@ class FrontEndProcess:
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._process.wait(20)
-
-    def __enter__(self) -> FrontEndProcess:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def run_load(
@@ -187,18 +183,23 @@ class Bench:
             run_load(self._program, front_end, self._cores, prompts=self._prompts, **warm)
             return run_load(self._program, front_end, self._cores, prompts=self._prompts, **options)
 
-    def streams(self) -> dict[str, Any]:
-        """Streamed tokens per second, one event each."""
+    def _stream(self, **options: Any) -> dict[str, Any]:
+        """Run the streams in rounds; return the median one with its rates."""
         runs = []
         for _ in range(self._rounds):
             run = self._load(
-                connections=STREAMS, requests=4 * STREAMS, tokens=STREAM_TOKENS, stream=1
-            )
+                connections=STREAMS, requests=4 * STREAMS, tokens=STREAM_TOKENS, stream=1,
+                **options,
+            )  # fmt: skip
             run["tokens_per_s"] = round(run["tokens"] / run["seconds"])
             run["cpu_us_per_token"] = round(run["front_end_cpu_s"] / run["tokens"] * 1e6, 2)
             run["events_per_recv"] = round(run["tokens"] / run["receives"], 2)
             runs.append(run)
-        result = median_run(runs, "tokens_per_s")
+        return median_run(runs, "tokens_per_s")
+
+    def streams(self) -> dict[str, Any]:
+        """Streamed tokens per second, one event each."""
+        result = self._stream()
         print(
             f"streams: {result['tokens_per_s']:,} tokens/s over {STREAMS} streams of "
             f"{STREAM_TOKENS} (bar {BARS['tokens_per_s']:,}); front end "
@@ -210,17 +211,7 @@ class Bench:
     def paced_streams(self) -> dict[str, Any]:
         """The same while every token comes at its own time, so that few share a write."""
         interval_us = STREAMS * 1_000_000 // PACED_TOKENS_PER_S
-        runs = []
-        for _ in range(self._rounds):
-            run = self._load(
-                connections=STREAMS, requests=4 * STREAMS, tokens=STREAM_TOKENS, stream=1,
-                token_interval_us=interval_us, pace="spread",
-            )  # fmt: skip
-            run["tokens_per_s"] = round(run["tokens"] / run["seconds"])
-            run["cpu_us_per_token"] = round(run["front_end_cpu_s"] / run["tokens"] * 1e6, 2)
-            run["events_per_recv"] = round(run["tokens"] / run["receives"], 2)
-            runs.append(run)
-        result = median_run(runs, "tokens_per_s")
+        result = self._stream(token_interval_us=interval_us, pace="spread")
         print(
             f"streams, a token each {interval_us} us: {result['tokens_per_s']:,} tokens/s of "
             f"{PACED_TOKENS_PER_S:,} offered; front end {result['cpu_us_per_token']} us CPU a "
