@@ -77,6 +77,11 @@ class HttpServer {
   // Why no generation may begin now.
   std::optional<ApiError> refusal_of_load() const;
   HttpResponse answer_get(Route route, std::string_view path);
+  // Sends on what generations have meanwhile. For a session about to compute for long: of many
+  // requests that came at once each would otherwise delay the tokens of all who wait.
+  void send_ready() {
+    if (is_wake_posted_.load(std::memory_order_relaxed)) drain_ready();
+  }
   void add(HttpSession* session) { sessions_.insert(session); }
   void remove(HttpSession* session);
 

@@ -233,6 +233,7 @@ asio::awaitable<bool> HttpSession::answer_generation(Endpoint endpoint) {
   GenerationPipeline& pipeline = server_.pipeline();
   const HttpServer::RequestSlot counted(server_);
   if (auto error = server_.refusal_of_load()) co_return co_await send_error(*error);
+  server_.send_ready();
   const RequestLimits limits = pipeline.request_limits();
   auto parsed = parse_generation_request(endpoint, parser_.body(), limits);
   if (const auto* error = std::get_if<ApiError>(&parsed)) co_return co_await send_error(*error);

@@ -34,6 +34,13 @@ def test_short(fuzz: ModuleType, target: str) -> None:
     assert fuzz.run(target, SECONDS) > 1000
 
 
+def test_memory_of_who_starts_it_does_not_count(fuzz: ModuleType) -> None:
+    """The bug: a test runner that had used 2.3 GB failed every target's limit of 2 GB."""
+    resident = bytearray(2_500_000_000)
+    assert fuzz.run("http", 1) > 0
+    assert len(resident) > 0
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(2 * 3600)
 @pytest.mark.parametrize("target", TARGETS)
