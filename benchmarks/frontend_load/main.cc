@@ -1,7 +1,8 @@
 // frontend_bench RING PORT --name=value ...: load over a front end of another process, and a ring's
 // owner that answers at once, which stamps when each token became visible. Prints one line of JSON.
 //
-//   --shape=closed    every connection sends its next request as soon as it has an answer
+//   --shape=closed    every connection sends its next request as soon as it has an answer;
+//                     --ramp-ms: over which their first ones are spread
 //           open      --rate requests a second, whatever comes back
 //           pending   one request at a time: from send to prefill_pending in the ring
 //   --connections=N --requests=N --seconds=N (closed, open: whichever ends first; 0: no bound)
@@ -41,6 +42,7 @@ struct Options {
   uint32_t num_requests = 1000;
   uint32_t seconds = 0;
   uint32_t rate = 1000;
+  uint32_t ramp_ms = 0;
   LoadRequest request;
   FakeOwner::Options owner;
 };
@@ -143,15 +145,23 @@ bool is_over(const Options& options, uint32_t num_sent, uint64_t begin) {
   return options.seconds != 0 && monotonic_ns() - begin >= options.seconds * 1'000'000'000ull;
 }
 
+// Each connection's first request comes at its own part of the ramp: those that follow keep the
+// distances, where otherwise all would end, and begin anew, at one instant.
 uint32_t run_closed(const Options& options, LoadClient& client, uint64_t begin) {
+  const uint64_t distance_ns = options.ramp_ms * 1'000'000ull / options.num_connections;
+  const auto is_due = [&](uint32_t number) {
+    return number >= options.num_connections || monotonic_ns() - begin >= number * distance_ns;
+  };
   uint32_t num_sent = 0;
   while (true) {
     Connection* connection = nullptr;
-    while (!is_over(options, num_sent, begin) && (connection = client.idle()) != nullptr) {
+    while (!is_over(options, num_sent, begin) && is_due(num_sent) &&
+           (connection = client.idle()) != nullptr) {
       client.send(*connection, num_sent++);
     }
-    if (client.num_busy() == 0) return num_sent;
-    client.wait(100'000);
+    const bool has_more = !is_over(options, num_sent, begin);
+    if (!has_more && client.num_busy() == 0) return num_sent;
+    client.wait(has_more && num_sent < options.num_connections ? 500 : 100'000);
   }
 }
 
@@ -201,6 +211,7 @@ int run(const char* ring_name, uint16_t port, const Options& options) {
   Latencies latencies(stamps);
   StampingOwner owner(ring, options.owner, stamps);
   const bool is_pending = options.shape == "pending";
+  const bool is_paced = options.owner.token_interval_us > 0;
   double owner_cpu_s = 0;
   std::thread owner_thread;
   std::atomic<bool> is_ending{false};
@@ -209,7 +220,9 @@ int run(const char* ring_name, uint16_t port, const Options& options) {
       ::prctl(PR_SET_NAME, "owner");
       ::prctl(PR_SET_TIMERSLACK, 1000);
       while (!is_ending.load(std::memory_order_relaxed)) {
-        if (!owner.beat_and_pass()) std::this_thread::sleep_for(std::chrono::microseconds(50));
+        // Paced tokens are stamped as they come: a busy owner would only take the client's core.
+        const bool has_worked = owner.beat_and_pass();
+        if (!has_worked || is_paced) std::this_thread::sleep_for(std::chrono::microseconds(50));
       }
       owner_cpu_s = thread_cpu_s();
     });
@@ -248,6 +261,7 @@ Options options_from(int argc, char** argv) {
       {"--requests", &options.num_requests},
       {"--seconds", &options.seconds},
       {"--rate", &options.rate},
+      {"--ramp-ms", &options.ramp_ms},
       {"--tokens", &options.request.max_tokens},
   };
   const std::map<std::string, bool*> flags = {{"--stream", &options.request.streams},
