@@ -10,7 +10,7 @@ import mmap
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from blinkc import abi
 from blinkc.bundle.manifest import Golden, Limits
@@ -23,6 +23,7 @@ NUM_GOLDEN_TOKENS = 16
 # rounding to 16 bits decides it.
 GOLDEN_TIE_STD = 0.15
 _MASK64 = (1 << 64) - 1
+_WORD_BYTES = 8
 
 
 def run_golden(
@@ -110,7 +111,7 @@ class PythonRing:
         for name, value in values.items():
             setattr(self._header, name, value)
         self._header.magic = abi.constants()["BLINK_MAGIC"]
-        self._probe = RingProbe(limits, self.address)
+        self._probe = RingProbe(limits, HostBytes(self.address))
 
     def complete(
         self, prompt_token_ids: Sequence[int], num_tokens: int, timeout_s: float
@@ -128,21 +129,51 @@ class PythonRing:
         del self._bytes
 
 
+class RingBytes(Protocol):
+    """A ring as a probe reaches it: copies in and out, in the order of the calls."""
+
+    def read(self, offset: int, num_bytes: int) -> bytes:
+        """Return bytes of the ring; an aligned word of 8 comes whole."""
+        ...
+
+    def write(self, offset: int, data: bytes) -> None:
+        """Put bytes into the ring; an aligned word of 8 appears whole."""
+        ...
+
+
+class HostBytes:
+    """A ring that this process addresses."""
+
+    def __init__(self, address: int) -> None:
+        self._address = address
+
+    def read(self, offset: int, num_bytes: int) -> bytes:
+        """Return bytes of the ring."""
+        if num_bytes == _WORD_BYTES:
+            return ctypes.c_uint64.from_address(self._address + offset).value.to_bytes(8, "little")
+        return ctypes.string_at(self._address + offset, num_bytes)
+
+    def write(self, offset: int, data: bytes) -> None:
+        """Put bytes into the ring."""
+        if len(data) == _WORD_BYTES:
+            word = ctypes.c_uint64.from_address(self._address + offset)
+            word.value = int.from_bytes(data, "little")
+        else:
+            ctypes.memmove(self._address + offset, data, len(data))
+
+
 class RingProbe:
     """The host side of one request in slot 0 of a ring that no front end has attached to yet.
 
     Args:
         limits: the sizes that the ring was laid out with.
-        address: where the ring lies in this process.
+        ring: its bytes.
     """
 
-    def __init__(self, limits: Limits, address: int) -> None:
+    def __init__(self, limits: Limits, ring: RingBytes) -> None:
         self._limits = limits
         self._layout = _layout_from_limits(limits)
-        self._address = address
-
-    def _struct(self, name: str, offset: int) -> Any:
-        return abi.structs()[name].from_address(self._address + offset)
+        self._ring = ring
 
     def complete(
         self, prompt_token_ids: Sequence[int], num_tokens: int, timeout_s: float
@@ -158,30 +189,36 @@ class RingProbe:
         final = (constants["BLINK_STATE_DECODE_COMPLETED"], constants["BLINK_STATE_FAILED"])
         word = self._wait_for(final, timeout_s)
         if (word >> 24) & 0xFF == constants["BLINK_STATE_FAILED"]:
-            error = self._struct("blink_slot_status", self._layout.status_offset).error
+            place = self._layout.status_offset + abi.offset_of("blink_slot_status", "error")
+            error = int.from_bytes(self._ring.read(place, 4), "little")
             raise BlinkError(f"the golden prompt failed with error {error} (abi.h)")
         count = word & constants["BLINK_MAX_NUM_GENERATED"]
-        stride = self._limits.output_record_bytes // 4
-        records = (ctypes.c_uint32 * (count * stride)).from_address(
-            self._address + self._layout.output_offset
-        )
-        tokens = [records[number * stride] for number in range(count)]
+        stride = self._limits.output_record_bytes
+        records = self._ring.read(self._layout.output_offset, count * stride)
+        tokens = [
+            int.from_bytes(records[number * stride : number * stride + 4], "little")
+            for number in range(count)
+        ]
         self._write_command(constants["BLINK_COMMAND_RELEASE"], 2)
         self._wait_for((constants["BLINK_STATE_EMPTY"],), timeout_s)
         return tokens
 
     def _write_command(self, command: int, number: int) -> None:
-        slot = self._struct("blink_slot_command", self._layout.command_offset)
-        slot.submit_number = number
-        slot.word = (1 << 32) | command
-        self._struct("blink_front_end", self._layout.front_end_offset).submit_count = number
+        slot = self._layout.command_offset
+        front_end = self._layout.front_end_offset
+        self._write_word(slot + abi.offset_of("blink_slot_command", "submit_number"), number)
+        self._write_word(slot + abi.offset_of("blink_slot_command", "word"), (1 << 32) | command)
+        self._write_word(front_end + abi.offset_of("blink_front_end", "submit_count"), number)
+
+    def _write_word(self, offset: int, value: int) -> None:
+        self._ring.write(offset, value.to_bytes(_WORD_BYTES, "little"))
 
     def _wait_for(self, states: Sequence[int], timeout_s: float) -> int:
         """Return the status word once the request is in one of `states`."""
-        status = self._struct("blink_slot_status", self._layout.status_offset)
+        place = self._layout.status_offset + abi.offset_of("blink_slot_status", "word")
         deadline = time.monotonic() + timeout_s
         while True:
-            word = int(status.word)
+            word = int.from_bytes(self._ring.read(place, _WORD_BYTES), "little")
             if word >> 32 == 1 and (word >> 24) & 0xFF in states:
                 return word
             if time.monotonic() > deadline:
@@ -189,24 +226,23 @@ class RingProbe:
             time.sleep(0.001)
 
     def _write_request(self, prompt_token_ids: Sequence[int], num_tokens: int) -> None:
-        front_end = self._struct("blink_front_end", self._layout.front_end_offset)
+        front_end = abi.structs()["blink_front_end"]()
         front_end.epoch = 1
         front_end.heartbeat = 1
+        self._ring.write(self._layout.front_end_offset, bytes(front_end))
         count = len(prompt_token_ids)
-        prompt_address = self._address + self._layout.prompt_offset
-        prompt = (ctypes.c_uint32 * count).from_address(prompt_address)
-        prompt[:] = list(prompt_token_ids)
-        request = self._struct("blink_slot_request", self._layout.request_offset)
+        prompt = bytes((ctypes.c_uint32 * count)(*prompt_token_ids))
+        self._ring.write(self._layout.prompt_offset, prompt)
+        request = abi.structs()["blink_slot_request"]()
         request.sequence = request.epoch = request.submit_number = request.seed = 1
         request.num_prompt_tokens = count
         request.max_output_tokens = num_tokens
         request.flags = abi.constants()["BLINK_REQUEST_IGNORE_EOS"]
         request.top_p = request.repetition_penalty = 1.0
-        skip = abi.offset_of("blink_slot_request", "sequence")
-        size = abi.size_of("blink_slot_request") - skip
-        address = self._address + self._layout.request_offset + skip
-        words = list((ctypes.c_uint32 * (size // 4)).from_address(address))
+        covered = bytes(request)[abi.offset_of("blink_slot_request", "sequence") :]
+        words = (ctypes.c_uint32 * (len(covered) // 4)).from_buffer_copy(covered)
         request.checksum = payload_checksum([*words, *prompt_token_ids])
+        self._ring.write(self._layout.request_offset, bytes(request))
 
 
 def _layout_from_limits(limits: Limits) -> abi.RingLayout:

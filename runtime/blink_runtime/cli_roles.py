@@ -53,6 +53,14 @@ def link_options(function: _Function) -> _Function:
 @click.option(
     "--scheduler", type=click.Choice(["chained", "persistent", "host"]), default="chained"
 )
+@click.option(
+    "--ring-memory",
+    type=click.Choice(["host", "gpu"]),
+    default="host",
+    show_default=True,
+    help="gpu: exported as a dma-buf, for a card that reads and writes GPU memory itself; verbs "
+    "only. Never run on hardware.",
+)
 def serve_gpu(
     bundle: Path,
     listen: str,
@@ -63,6 +71,7 @@ def serve_gpu(
     no_golden: bool,
     weights_from: tuple[Path, ...],
     scheduler: str,
+    ring_memory: str,
 ) -> None:
     """Own BUNDLE's model and ring, for front ends elsewhere (serve-dpu), until SIGTERM."""
     from blink_runtime.serve import ServeConfig
@@ -74,7 +83,13 @@ def serve_gpu(
         weights_from=weights_from,
         scheduler=scheduler,
     )
-    link = LinkConfig(transport=transport, address=listen, device=rdma_device, gid_index=gid_index)
+    link = LinkConfig(
+        transport=transport,
+        address=listen,
+        device=rdma_device,
+        gid_index=gid_index,
+        ring_memory=ring_memory,
+    )
     sys.exit(serve_gpu(bundle, config, link))
 
 

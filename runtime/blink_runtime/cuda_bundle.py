@@ -1,5 +1,4 @@
-"""A bundle for a GPU -> a running `CudaTarget` over a ring in pinned host memory (transport
-`mapped`)."""
+"""A bundle for a GPU -> a `CudaTarget` over a ring in memory that the GPU addresses."""
 
 from __future__ import annotations
 
@@ -20,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
+    from blink_runtime.gpu_memory_ring import GpuMemoryRing
     from blink_runtime.gpu_ring import GpuRing
     from blinkc.bundle.reader import Bundle
 
@@ -130,7 +130,7 @@ def _can_launch(scheduler: bytes, say: Callable[[str], None]) -> bool:
 def load_cuda_target(
     bundle: Bundle,
     context: Context,
-    ring: MappedBuffer | GpuRing,
+    ring: MappedBuffer | GpuRing | GpuMemoryRing,
     *,
     placement: str = "chained",
     weights_from: Sequence[Path] = (),

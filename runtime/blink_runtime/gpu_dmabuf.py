@@ -1,7 +1,7 @@
 """GPU memory as an RDMA card takes it: an address range -> a dma-buf that libibverbs registers.
 
 Never run on hardware: no machine with a card beside a GPU was to be had; the driver's calls are
-mocked in the tests. `serve-gpu` keeps its ring in host memory and does not come here yet.
+mocked in the tests. `serve-gpu --ring-memory gpu` comes here.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class Dmabuf(Closing):
 def export_dmabuf(spec: DeviceSpec, address: int, num_bytes: int) -> Dmabuf:
     """Export `num_bytes` of GPU memory at `address`, widened to whole host pages.
 
-    The allocation must cover those pages; cuMemAlloc's do. Source: cuMemGetHandleForAddressRange
-    in the CUDA driver API.
+    The allocation must cover those pages. Source: cuMemGetHandleForAddressRange in the CUDA driver
+    API.
 
     Raises:
         BlinkError: the GPU may show a command before its payload, or the driver exports nothing.
@@ -49,7 +49,7 @@ def export_dmabuf(spec: DeviceSpec, address: int, num_bytes: int) -> Dmabuf:
             f"{spec.name}: GPUDirectRDMAWritesOrdering is {spec.gpu_direct_rdma_writes_ordering}, "
             f"a ring in its memory needs {NEEDED_WRITES_ORDERING}: a command could be seen before "
             "its payload",
-            hint="keep the ring in host memory",
+            hint="keep the ring in host memory: --ring-memory host",
         )
     cu = driver()
     page = os.sysconf("SC_PAGE_SIZE")

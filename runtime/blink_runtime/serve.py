@@ -9,7 +9,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,14 +19,23 @@ from blink_runtime.codec import load_codec
 from blink_runtime.cpu_target import CpuTarget
 from blink_runtime.hash_check import HashCheck
 from blink_runtime.load_cache import LoadCache
-from blinkc.bundle.golden import NUM_GOLDEN_TOKENS, RingProbe, compare_golden
+from blinkc.bundle.golden import (
+    NUM_GOLDEN_TOKENS,
+    HostBytes,
+    RingBytes,
+    RingProbe,
+    compare_golden,
+)
 from blinkc.bundle.manifest import Manifest
 from blinkc.bundle.reader import Bundle, open_bundle
 from blinkc.errors import BlinkError
 
 if TYPE_CHECKING:
     from blink_runtime import _native
+    from blink_runtime.cuda_driver import Context
     from blink_runtime.front_end import FrontEnd
+    from blink_runtime.gpu_memory_ring import GpuMemoryRing
+    from blink_runtime.gpu_ring import GpuRing
 
 EXIT_UNHEALTHY = 70  # EX_SOFTWARE: a supervisor restarts
 UNHEALTHY_GRACE_S = 2.0  # from the watchdog's verdict to the end: /health says 503 meanwhile
@@ -74,7 +83,7 @@ def serve(path: Path, config: ServeConfig) -> int:
             hashes.wait()  # the CPU target has no second reader to wait for
         ring = start_target(stack, bundle, config)
         if config.checks_golden:
-            _say(check_golden(ring, bundle, open_golden_cache(bundle)))
+            _say(check_golden(HostBytes(ring.address), bundle, open_golden_cache(bundle)))
         # Closed in reverse: front end, watchdog, stop word, target.
         stack.callback(start_watchdog(ring, bundle.manifest, config).disarm)
         hashes.wait()
@@ -110,26 +119,38 @@ def start_target(stack: ExitStack, bundle: Bundle, config: ServeConfig) -> _nati
 
 def _start_gpu_target(stack: ExitStack, bundle: Bundle, config: ServeConfig) -> _native.Ring:
     """Lay the ring out in memory that the GPU has mapped, and let it schedule itself over it."""
-    from blink_runtime.cuda_bundle import load_cuda_target
     from blink_runtime.cuda_driver import Context
     from blink_runtime.gpu_ring import GpuRing
 
     context = stack.enter_context(Context())
     gpu_ring = GpuRing(f"/blink-{os.getpid()}", ring_sizes(bundle.manifest), _say)
     stack.callback(gpu_ring.close)
-    ring = gpu_ring.ring
+    start_on_gpu(stack, bundle, config, context, gpu_ring, gpu_ring.ring.request_stop)
+    return gpu_ring.ring
+
+
+def start_on_gpu(
+    stack: ExitStack,
+    bundle: Bundle,
+    config: ServeConfig,
+    context: Context,
+    ring: GpuRing | GpuMemoryRing,
+    request_stop: Callable[[], None],
+) -> None:
+    """Load the bundle and start its scheduler; `stack` stops it."""
+    from blink_runtime.cuda_bundle import load_cuda_target
+
     target = load_cuda_target(
         bundle,
         context,
-        gpu_ring,
+        ring,
         placement=config.scheduler,
         weights_from=config.weights_from,
         say=_say,
     )
     stack.enter_context(target)
-    stack.callback(ring.request_stop)
+    stack.callback(request_stop)
     target.start()
-    return ring
 
 
 def make_ring(manifest: Manifest) -> _native.Ring:
@@ -171,7 +192,7 @@ def open_golden_cache(bundle: Bundle) -> LoadCache | None:
         return open_cache(bundle, context)
 
 
-def check_golden(ring: _native.Ring, bundle: Bundle, cache: LoadCache | None) -> str:
+def check_golden(ring: RingBytes, bundle: Bundle, cache: LoadCache | None) -> str:
     """Run the golden prompt through the live ring before any client may; say what came out.
 
     Tokens that this very machine gave at its first load must come again exactly. At that load they
@@ -187,7 +208,7 @@ def check_golden(ring: _native.Ring, bundle: Bundle, cache: LoadCache | None) ->
         return "no golden prompt in this bundle: the output is unchecked"
     expected = golden.output_token_ids or recorded
     count = len(expected) or min(NUM_GOLDEN_TOKENS, manifest.limits.max_output_tokens)
-    found = RingProbe(manifest.limits, ring.address).complete(
+    found = RingProbe(manifest.limits, ring).complete(
         golden.prompt_token_ids, count, GOLDEN_TIMEOUT_S
     )
     try:

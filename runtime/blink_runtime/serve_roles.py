@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,17 +23,21 @@ from blink_runtime.serve import (
     check_golden,
     open_golden_cache,
     process_age_s,
+    ring_sizes,
     start_front_end,
+    start_on_gpu,
     start_target,
     start_watchdog,
 )
 from blinkc.bundle.front_end_copy import bundle_id, open_front_end_bundle
+from blinkc.bundle.golden import HostBytes, RingBytes
 from blinkc.bundle.reader import open_bundle
 from blinkc.errors import BlinkError
 
 if TYPE_CHECKING:
     from blink_runtime import _native
     from blink_runtime.front_end import FrontEnd
+    from blinkc.bundle.reader import Bundle
 
 STATUS_INTERVAL_S = 0.5
 _RETRY_S = 1.0
@@ -50,6 +56,7 @@ class LinkConfig:
     gid_index: int = -1  # -1: the RoCE v2 one of an IPv4 address
     front_end_index: int = 0  # serve_dpu: whose slots
     wait_s: float = 300.0  # serve_dpu: for an owner that is not there yet
+    ring_memory: str = "host"  # serve_gpu: or "gpu", which front ends reach over verbs alone
 
     def __post_init__(self) -> None:
         if self.transport not in ("verbs", "shm"):
@@ -62,6 +69,11 @@ class LinkConfig:
             )
         if self.transport == "verbs":
             host_and_port(self.address)
+        elif self.ring_memory == "gpu":
+            raise BlinkError(
+                "a ring in GPU memory cannot be shared with another process of this machine",
+                hint="--transport verbs, or --ring-memory host",
+            )
 
 
 def host_and_port(address: str) -> tuple[str, int]:
@@ -76,6 +88,15 @@ def host_and_port(address: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OwnedRing:
+    """A ring with a scheduler over it, as its owner's process may use it."""
+
+    memory: RingBytes  # for the golden prompt
+    follow_header: Callable[[], _native.Ring]  # from then on its header tells how it does
+    open_link: Callable[..., _native.LinkOwner]  # takes a listener's address and a device
+
+
 def serve_gpu(path: Path, config: ServeConfig, link: LinkConfig) -> int:
     """Own the ring of a bundle until SIGINT, SIGTERM or the scheduler's end.
 
@@ -87,35 +108,80 @@ def serve_gpu(path: Path, config: ServeConfig, link: LinkConfig) -> int:
     with ExitStack() as stack:
         bundle = stack.enter_context(open_bundle(path, check_hashes=False))
         bundle.check_machine()
+        if link.ring_memory == "gpu" and bundle.manifest.target.library is not None:
+            raise BlinkError(f"{path} is for the CPU", hint="--ring-memory host")
         hashes = HashCheck(bundle, config.weights_from)
         _say(f"{bundle.manifest.model_name}: code checked")
         if bundle.manifest.target.library is not None:
             hashes.wait()
-        ring = start_target(stack, bundle, config)
+        start = start_in_gpu_memory if link.ring_memory == "gpu" else start_in_host_memory
+        ring = start(stack, bundle, config)
         if config.checks_golden:
-            _say(check_golden(ring, bundle, open_golden_cache(bundle)))
-        stack.callback(start_watchdog(ring, bundle.manifest, config).disarm)
+            _say(check_golden(ring.memory, bundle, open_golden_cache(bundle)))
+        header = ring.follow_header()
+        stack.callback(start_watchdog(header, bundle.manifest, config).disarm)
         hashes.wait()
-        ring.bundle_id = bundle_id(bundle.manifest)
-        owner = _open_ring(stack, ring, link)
+        owner = _open_ring(stack, ring, header, link)
         _wait(owner, stop)
         _say("stopping")
         return 0
 
 
-def _open_ring(stack: ExitStack, ring: _native.Ring, link: LinkConfig) -> _native.LinkOwner | None:
+def start_in_host_memory(stack: ExitStack, bundle: Bundle, config: ServeConfig) -> OwnedRing:
+    """Start the bundle's scheduler over a ring in memory that this process addresses."""
+    from blink_runtime import _native
+
+    _say("ring in host memory")
+    ring = start_target(stack, bundle, config)
+    ring.bundle_id = bundle_id(bundle.manifest)
+    return OwnedRing(
+        memory=HostBytes(ring.address),
+        follow_header=lambda: ring,
+        open_link=partial(_native.LinkOwner, ring),
+    )
+
+
+def start_in_gpu_memory(stack: ExitStack, bundle: Bundle, config: ServeConfig) -> OwnedRing:
+    """Start the bundle's scheduler over a ring that only the GPU and an RDMA card address."""
+    from blink_runtime import _native
+    from blink_runtime.cuda_driver import Context
+    from blink_runtime.gpu_memory_ring import GpuMemoryRing
+
+    context = stack.enter_context(Context())
+    sizes = ring_sizes(bundle.manifest)
+    ring = stack.enter_context(GpuMemoryRing(context, sizes, bundle_id(bundle.manifest), _say))
+    _say(
+        f"ring in GPU memory: {ring.num_bytes >> 20} MiB exported as a dma-buf; `top` and `trace` "
+        "cannot see it (this way never ran on hardware)"
+    )
+    start_on_gpu(stack, bundle, config, context, ring, ring.request_stop)
+    return OwnedRing(
+        memory=ring.memory,
+        follow_header=ring.follow_header,
+        open_link=partial(
+            _native.LinkOwner,
+            address=ring.address,
+            num_bytes=ring.num_bytes,
+            dmabuf_fd=ring.exported.fd,
+            dmabuf_offset=ring.exported.offset,
+            header=ring.header,
+        ),
+    )
+
+
+def _open_ring(
+    stack: ExitStack, ring: OwnedRing, header: _native.Ring, link: LinkConfig
+) -> _native.LinkOwner | None:
     """Let front ends come, now that the golden prompt is out of the ring."""
     from blink_runtime import _native
 
     try:
         if link.transport == "shm":
-            ring.publish(link.address)
-            _say(f"ready after {process_age_s():.1f} s: ring {ring.name}")
+            header.publish(link.address)
+            _say(f"ready after {process_age_s():.1f} s: ring {header.name}")
             return None
         host, port = host_and_port(link.address)
-        owner = _native.LinkOwner(
-            ring, host=host, port=port, device=link.device, gid_index=link.gid_index
-        )
+        owner = ring.open_link(host=host, port=port, device=link.device, gid_index=link.gid_index)
     except _native.RingError as error:
         raise BlinkError(str(error)) from error
     stack.callback(owner.close)

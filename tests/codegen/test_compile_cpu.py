@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,10 +13,9 @@ from blinkc import abi
 from blinkc.codegen.compile_cpu import compile_cpu
 from blinkc.codegen.render_scheduler import render_scheduler
 from blinkc.errors import BlinkError
+from tests.codegen.cpu_scheduler import DEADLINE_S, CpuScheduler
 from tests.codegen.plans import make_plan
 from tests.codegen.ring_in_memory import LAUNCH, RingInMemory, StepBuffers
-
-DEADLINE_S = 30
 
 
 @pytest.fixture(scope="module")
@@ -27,43 +25,16 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     return ctypes.CDLL(str(out))
 
 
-class Served:
-    """A scheduler on a thread of its own over a ring in memory."""
+class Served(CpuScheduler):
+    """A scheduler over a ring in memory."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self.ring = RingInMemory(make_plan())
-        self.step = StepBuffers(make_plan())
-        self.launch_error = 0
-        self._library = library
-        self._scheduler = ctypes.c_void_p()
-        self._launch = LAUNCH(self._run_step)  # kept: the library calls it from its thread
-        error = ctypes.create_string_buffer(200)
-        code = library.blink_cpu_scheduler_create(
-            ctypes.c_void_p(self.ring.address),
-            ctypes.c_uint64(self.ring.num_bytes),
-            ctypes.byref(self.step.buffers),
-            self._launch,
-            None,
-            ctypes.byref(self._scheduler),
-            error,
-            ctypes.c_uint32(len(error)),
-        )
-        assert code == 0, error.value.decode()
-        run = library.blink_cpu_scheduler_run
-        self._thread = threading.Thread(target=run, args=(self._scheduler,))
-        self._thread.start()
-
-    def _run_step(self, _: int, key_index: int) -> int:
-        if self.launch_error:
-            return self.launch_error
-        self.step.echo_next_ids()
-        return 0
+        super().__init__(library, self.ring.address, self.ring.num_bytes)
 
     def close(self) -> None:
         self.ring.header.stop = 1
-        self._thread.join(DEADLINE_S)
-        assert not self._thread.is_alive(), "the scheduler does not stop"
-        self._library.blink_cpu_scheduler_destroy(self._scheduler)
+        super().close()
 
 
 @pytest.fixture
