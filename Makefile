@@ -31,7 +31,7 @@ demo: $(BUNDLE)/manifest.json
 test: $(VENV)/.dev $(BUNDLE)/manifest.json
 	$(BIN)/python -m pytest -m "not gpu and not trt and not slow" -n 2 --dist loadfile $(PYTEST_ARGS)
 
-test-slow: $(VENV)/.dev $(BUNDLE)/manifest.json
+test-slow: $(VENV)/.clients $(BUNDLE)/manifest.json
 	$(BIN)/python -m pytest -m "slow and not gpu" $(PYTEST_ARGS)
 
 fuzz: $(VENV)/.dev
@@ -80,6 +80,11 @@ $(VENV)/.dev: $(VENV)/.installed
 	$(BIN)/pip install -q "cffi>=1.16" "httpx>=0.27" "hypothesis>=6" "mypy>=1.15" "pytest>=8" \
 	  "pytest-timeout>=2" "pytest-xdist>=3" "ruff>=0.9" "clang-format==18.1.8"
 	$(if $(TENSORRT_RTX),$(BIN)/pip install -q $(TENSORRT_RTX))
+	@touch $@
+
+# Unmodified clients that the slow tests run against the front end.
+$(VENV)/.clients: $(VENV)/.dev
+	$(BIN)/pip install -q langchain-openai litellm
 	@touch $@
 
 native: $(VENV)/.installed

@@ -78,15 +78,16 @@ class ChatTemplate:
         kwargs = dict(kwargs or {})
         if clash := sorted(_RESERVED & kwargs.keys()):
             raise ChatTemplateError(f"chat_template_kwargs must not set '{clash[0]}'")
-        context = {**self._special_tokens, **kwargs}
+        context = {
+            **self._special_tokens,
+            **kwargs,
+            "messages": messages,
+            "tools": tools or None,
+            "documents": None,
+            "add_generation_prompt": add_generation_prompt,
+        }
         try:
-            return self._template.render(
-                messages=messages,
-                tools=tools or None,
-                documents=None,
-                add_generation_prompt=add_generation_prompt,
-                **context,
-            )
+            return self._template.render(context)
         except Exception as error:  # a template is a program: whatever it raises, it refuses
             raise ChatTemplateError(f"the chat template refused the messages: {error}") from error
 

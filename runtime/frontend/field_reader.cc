@@ -1,5 +1,6 @@
 #include "frontend/field_reader.h"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <utility>
@@ -45,16 +46,14 @@ double read_number(std::string_view name, const json::value& value, double low, 
 int64_t read_integer(std::string_view name, const json::value& value) {
   if (value.is_int64()) return value.get_int64();
   if (value.is_uint64()) {
-    return value.get_uint64() > static_cast<uint64_t>(std::numeric_limits<int64_t>::max())
-               ? std::numeric_limits<int64_t>::max()
-               : static_cast<int64_t>(value.get_uint64());
+    constexpr auto kMax = static_cast<uint64_t>(std::numeric_limits<int64_t>::max());
+    return static_cast<int64_t>(std::min(value.get_uint64(), kMax));
   }
-  if (value.is_double()) {
-    const double number = value.get_double();
-    if (std::trunc(number) == number && std::abs(number) < 9e15)
-      return static_cast<int64_t>(number);
-  }
-  reject_type(name, "an integer");
+  if (!value.is_double()) reject_type(name, "an integer");
+  const double number = value.get_double();
+  if (std::trunc(number) != number) reject_type(name, "an integer");  // NaN too
+  if (std::abs(number) >= 0x1p63) reject_type(name, "an integer of at most 64 bits");
+  return static_cast<int64_t>(number);
 }
 
 int64_t read_integer_between(std::string_view name, const json::value& value, int64_t low,

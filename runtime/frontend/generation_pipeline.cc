@@ -161,7 +161,7 @@ std::optional<ApiError> GenerationPipeline::check_lengths(const GenerationReques
 
 // What was asked for, or else as much as ever fits (completions: 16, as OpenAI's API says).
 uint32_t GenerationPipeline::output_limit(const GenerationRequest& request) const {
-  if (request.max_tokens) return *request.max_tokens;
+  if (request.max_tokens) return static_cast<uint32_t>(*request.max_tokens);  // was checked
   const RingSizes& sizes = ring_.sizes();
   const uint64_t num_prompt = request.prompt_token_ids.size();
   const uint64_t in_pages = static_cast<uint64_t>(sizes.num_kv_pages) * sizes.page_size_tokens;

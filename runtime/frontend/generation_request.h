@@ -20,7 +20,7 @@ struct GenerationRequest {
   bool echoes = false;                     // completions: the prompt before the answer
   std::string template_input;              // chat: JSON for the template renderer
 
-  std::optional<uint32_t> max_tokens;
+  std::optional<uint64_t> max_tokens;
   uint32_t min_tokens = 0;          // neither stop tokens nor stop strings end it earlier
   uint32_t num_choices = 1;         // choice i samples with seed + i
   float temperature = 1.0f;         // 0: greedy

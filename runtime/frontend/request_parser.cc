@@ -1,7 +1,6 @@
 #include "frontend/request_parser.h"
 
 #include <algorithm>
-#include <limits>
 #include <string>
 #include <utility>
 
@@ -18,10 +17,11 @@ namespace {
 
 namespace json = boost::json;
 
-uint32_t read_max_tokens(std::string_view name, const json::value& value) {
+// Its upper limit depends on the prompt: GenerationPipeline checks it.
+uint64_t read_max_tokens(std::string_view name, const json::value& value) {
   const int64_t number = read_integer(name, value);
   if (number < 1) reject(name, "'" + std::string(name) + "' must be at least 1.");
-  return static_cast<uint32_t>(std::min<int64_t>(number, std::numeric_limits<uint32_t>::max()));
+  return static_cast<uint64_t>(number);
 }
 
 class Parser {
@@ -58,6 +58,7 @@ class Parser {
     if (key == "model") {
       if (!value.is_string()) reject_type(key, "a string");
       request_.model = view(value.get_string());
+      if (request_.model.empty()) reject(key, "'model' must be a model's name, or be left out.");
     } else if (key == "max_tokens") {
       max_tokens_ = read_max_tokens(key, value);
     } else if (key == "max_completion_tokens") {
@@ -260,8 +261,8 @@ class Parser {
   const RequestLimits& limits_;
   GenerationRequest request_;
   SamplingFields sampling_;
-  std::optional<uint32_t> max_tokens_;
-  std::optional<uint32_t> max_completion_tokens_;
+  std::optional<uint64_t> max_tokens_;
+  std::optional<uint64_t> max_completion_tokens_;
   json::array messages_;
   json::array tools_;
   bool may_call_tools_ = true;

@@ -122,6 +122,9 @@ def test_clients_cannot_replace_what_the_server_sets() -> None:
     for name in ("messages", "tools", "add_generation_prompt"):
         with pytest.raises(ChatTemplateError, match=name):
             template.render(CHATS[0], kwargs={name: []})
+    # A name that Python's functions use for themselves is the template's as any other.
+    plain = ChatTemplate("{{ messages[0].content }}{{ args }}", {})
+    assert plain.render(CHATS[0], kwargs={"self": 1, "args": 2}) == CHATS[0][0]["content"] + "2"
 
 
 @pytest.mark.parametrize(

@@ -107,7 +107,11 @@ REFUSED: list[tuple[str, Any]] = [
     ("max_tokens", 1.5),
     ("max_tokens", "10"),
     ("max_tokens", 2**40),
+    ("max_tokens", 2**64),
+    ("model", ""),
+    ("model", 5),
     ("seed", "x"),
+    ("seed", 2**64),  # more than the ring's field holds
     ("seed", 0.5),
     ("stream", 1),
     ("stream_options", {"include_usage": True}),  # without stream
@@ -230,6 +234,9 @@ def test_context_length_error_says_the_sums(server: Server) -> None:
     assert error["code"] == "context_length_exceeded"
     for number in ("2048", "2100", "2000", "100"):
         assert number in error["message"]
+    for asked in (2**32, 2**40, 2**63 - 1):
+        response = server.complete("x", max_tokens=asked)
+        assert response.status_code == 400 and f"{asked} of" in response.json()["error"]["message"]
     assert server.complete("x" * 1948, max_tokens=100).status_code == 200
     assert server.complete("x" * 2048, max_tokens=1).status_code == 400
     assert server.complete("x" * 5000, max_tokens=1).json()["error"]["param"] == "prompt"
