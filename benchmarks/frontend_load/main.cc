@@ -9,6 +9,9 @@
 //   --tokens=N        of each answer        --stream=0|1  --chat=0|1  --prompts=FILE (one a line)
 //   --token-interval-us=N    the owner's pace per request; 0: a token each pass
 //   --pace=as_admitted|lockstep|spread   see FakeOwner::Pace
+//   --polls=0|1       1: owner and client take turns on one thread that never sleeps, as machines
+//   of
+//                     their own: the front end need not wake them, and they cost it nothing
 //
 // All times are CLOCK_MONOTONIC of this process; a token's is taken right before the word that
 // publishes it is written.
@@ -23,6 +26,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -36,6 +40,8 @@
 namespace blink {
 namespace {
 
+constexpr uint64_t kPassIntervalNs = 50'000;  // of the ring's owner
+
 struct Options {
   std::string shape = "closed";
   uint32_t num_connections = 1;
@@ -43,6 +49,7 @@ struct Options {
   uint32_t seconds = 0;
   uint32_t rate = 1000;
   uint32_t ramp_ms = 0;
+  bool polls = false;
   LoadRequest request;
   FakeOwner::Options owner;
 };
@@ -145,9 +152,12 @@ bool is_over(const Options& options, uint32_t num_sent, uint64_t begin) {
   return options.seconds != 0 && monotonic_ns() - begin >= options.seconds * 1'000'000'000ull;
 }
 
+// Takes what came back; sleeps up to so many microseconds where nothing did.
+using Wait = std::function<void(uint32_t)>;
+
 // Each connection's first request comes at its own part of the ramp: those that follow keep the
 // distances, where otherwise all would end, and begin anew, at one instant.
-uint32_t run_closed(const Options& options, LoadClient& client, uint64_t begin) {
+uint32_t run_closed(const Options& options, LoadClient& client, const Wait& wait, uint64_t begin) {
   const uint64_t distance_ns = options.ramp_ms * 1'000'000ull / options.num_connections;
   const auto is_due = [&](uint32_t number) {
     return number >= options.num_connections || monotonic_ns() - begin >= number * distance_ns;
@@ -161,12 +171,12 @@ uint32_t run_closed(const Options& options, LoadClient& client, uint64_t begin) 
     }
     const bool has_more = !is_over(options, num_sent, begin);
     if (!has_more && client.num_busy() == 0) return num_sent;
-    client.wait(has_more && num_sent < options.num_connections ? 500 : 100'000);
+    wait(has_more && num_sent < options.num_connections ? 500 : 100'000);
   }
 }
 
 // Arrivals at even distances; one that finds no free connection waits for it (and is counted late).
-uint32_t run_open(const Options& options, LoadClient& client, uint64_t begin) {
+uint32_t run_open(const Options& options, LoadClient& client, const Wait& wait, uint64_t begin) {
   uint32_t num_sent = 0;
   const uint64_t interval_ns = 1'000'000'000ull / options.rate;
   while (true) {
@@ -177,11 +187,11 @@ uint32_t run_open(const Options& options, LoadClient& client, uint64_t begin) {
     if (has_more && now >= due) {
       if (Connection* connection = client.idle()) {
         client.send(*connection, num_sent++);
-        client.wait(0);
+        wait(0);
         continue;
       }
     }
-    client.wait(has_more && due > now ? static_cast<uint32_t>((due - now) / 1000) : 1000);
+    wait(has_more && due > now ? static_cast<uint32_t>((due - now) / 1000) : 1000);
   }
 }
 
@@ -212,17 +222,20 @@ int run(const char* ring_name, uint16_t port, const Options& options) {
   StampingOwner owner(ring, options.owner, stamps);
   const bool is_pending = options.shape == "pending";
   const bool is_paced = options.owner.token_interval_us > 0;
+  const bool is_one_thread = is_pending || options.polls;
   double owner_cpu_s = 0;
   std::thread owner_thread;
   std::atomic<bool> is_ending{false};
-  if (!is_pending) {
+  if (!is_one_thread) {
     owner_thread = std::thread([&] {
       ::prctl(PR_SET_NAME, "owner");
       ::prctl(PR_SET_TIMERSLACK, 1000);
       while (!is_ending.load(std::memory_order_relaxed)) {
         // Paced tokens are stamped as they come: a busy owner would only take the client's core.
         const bool has_worked = owner.beat_and_pass();
-        if (!has_worked || is_paced) std::this_thread::sleep_for(std::chrono::microseconds(50));
+        if (!has_worked || is_paced) {
+          std::this_thread::sleep_for(std::chrono::nanoseconds(kPassIntervalNs));
+        }
       }
       owner_cpu_s = thread_cpu_s();
     });
@@ -230,13 +243,25 @@ int run(const char* ring_name, uint16_t port, const Options& options) {
     const uint64_t rest = monotonic_ns() + 500'000'000;  // until the front end believes in us
     while (monotonic_ns() < rest) owner.beat_and_pass();
   }
-  std::this_thread::sleep_for(std::chrono::milliseconds(is_pending ? 0 : 300));
+  std::this_thread::sleep_for(std::chrono::milliseconds(is_one_thread ? 0 : 300));
   LoadClient client(port, options.num_connections, options.request, latencies);
   const double client_cpu_before_s = thread_cpu_s();
   const uint64_t begin = monotonic_ns();
   uint32_t num_sent = 0;
-  if (options.shape == "closed") num_sent = run_closed(options, client, begin);
-  if (options.shape == "open") num_sent = run_open(options, client, begin);
+  uint64_t next_pass = 0;
+  const Wait wait = [&](uint32_t timeout_us) {
+    if (!options.polls) {
+      client.wait(timeout_us);
+      return;
+    }
+    if (const uint64_t now = monotonic_ns(); now >= next_pass) {
+      owner.beat_and_pass();
+      next_pass = now + kPassIntervalNs;
+    }
+    client.wait(0);
+  };
+  if (options.shape == "closed") num_sent = run_closed(options, client, wait, begin);
+  if (options.shape == "open") num_sent = run_open(options, client, wait, begin);
   if (is_pending) num_sent = run_pending(options, client, owner, stamps, latencies);
   const double seconds = static_cast<double>(monotonic_ns() - begin) * 1e-9;
   const double client_cpu_s = thread_cpu_s() - client_cpu_before_s;
@@ -265,7 +290,8 @@ Options options_from(int argc, char** argv) {
       {"--tokens", &options.request.max_tokens},
   };
   const std::map<std::string, bool*> flags = {{"--stream", &options.request.streams},
-                                              {"--chat", &options.request.is_chat}};
+                                              {"--chat", &options.request.is_chat},
+                                              {"--polls", &options.polls}};
   const std::map<std::string, FakeOwner::Pace> paces = {
       {"as_admitted", FakeOwner::Pace::as_admitted},
       {"lockstep", FakeOwner::Pace::lockstep},
