@@ -20,6 +20,7 @@ from blinkc.frontend.decoder_graph import (
     DecoderGraph,
     ExpertsSpec,
     ModelSpec,
+    WeightEncoding,
     WeightPart,
     WeightRef,
 )
@@ -218,6 +219,7 @@ def _weights_to_json(weights: dict[str, WeightRef], files: WeightFiles) -> list[
             "shape": weight.shape,
             "dtype": weight.dtype,
             "parts": [_part_to_json(part, files) for part in weight.parts],
+            "encoding": asdict(weight.encoding) if weight.encoding else None,
         }
         for weight in weights.values()
     ]
@@ -236,7 +238,11 @@ def _weights_from_json(data: list[dict[str, Any]], files: WeightFiles) -> dict[s
     for entry in data:
         parts = tuple(_part_from_json(part, files, paths) for part in entry["parts"])
         weights[entry["name"]] = WeightRef(
-            name=entry["name"], shape=tuple(entry["shape"]), dtype=entry["dtype"], parts=parts
+            name=entry["name"],
+            shape=tuple(entry["shape"]),
+            dtype=entry["dtype"],
+            parts=parts,
+            encoding=WeightEncoding(**entry["encoding"]) if entry["encoding"] else None,
         )
     return weights
 

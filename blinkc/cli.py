@@ -14,7 +14,14 @@ import click
 
 import blinkc
 from blinkc.capture.plan_capture import CaptureConfig
-from blinkc.config import DTYPES, ENGINES, STAGES, CompileConfig, bytes_from_text
+from blinkc.config import (
+    DTYPES,
+    ENGINES,
+    QUANTIZATIONS,
+    STAGES,
+    CompileConfig,
+    bytes_from_text,
+)
 from blinkc.engine_commands import engine_options, rebuild_command, take_engine_options
 from blinkc.errors import BlinkError, InternalError
 from blinkc.progress import Progress
@@ -81,6 +88,12 @@ def _model_options(function: _Function) -> _Function:
         click.option(
             "--dtype", type=click.Choice(DTYPES), help="[default: fp32 on cpu, else bf16]"
         ),
+        click.option(
+            "--quantization",
+            type=click.Choice(QUANTIZATIONS),
+            help="Keep the weights of products in 8 or 4 bits; engines tensorrt (10 on) and "
+            "tensorrt-rtx.",
+        ),
         click.option("--max-batch", type=int, help="Lanes. [default: 8 on cpu, else 64]"),
         click.option(
             "--max-seqlen",
@@ -143,6 +156,7 @@ def _config_from_options(options: dict[str, Any]) -> CompileConfig:
         target=options["target"],
         engine=options["engine"],
         dtype=options["dtype"],
+        quantization=options["quantization"],
         capture=capture,
         engine_options=take_engine_options(options),
         tokenizer=options["tokenizer"],

@@ -9,11 +9,13 @@ from pathlib import Path
 from blinkc.capture.plan_capture import CaptureConfig
 from blinkc.capture.shapes import parse_shapes
 from blinkc.engine.options import EngineOptions
+from blinkc.engine.tensorrt_api import PACKAGES, engines_with_quantized
 from blinkc.errors import BlinkError
 
 STAGES = ("read", "segment", "engine", "capture", "codegen")
 ENGINES = ("auto", "cpu", "cuda", "tensorrt", "tensorrt-rtx", "onnxruntime")
 DTYPES = ("fp32", "fp16", "bf16")
+QUANTIZATIONS = ("fp8", "int4")
 _TARGET = re.compile(r"cpu|sm_[0-9]{2,3}[a-z]?(,sm_[0-9]{2,3}[a-z]?){0,7}")
 # Architectures whose own instructions need the "a" variant of the target.
 _NATIVE_VARIANTS = ("90", "100", "103", "120", "121")
@@ -28,6 +30,7 @@ class CompileConfig:
     target: str = "cpu"  # or GPUs: "sm_90", "sm_89,sm_120"
     engine: str = "auto"
     dtype: str | None = None
+    quantization: str | None = None  # of the weights of products
     capture: CaptureConfig = field(default_factory=CaptureConfig)
     engine_options: EngineOptions = field(default_factory=EngineOptions)
     tokenizer: Path | None = None
@@ -72,7 +75,24 @@ class CompileConfig:
             raise BlinkError(
                 f"--engine cpu does not run on {self.target}", hint="use --engine cuda"
             )
+        self._check_quantization()
         parse_shapes(self.capture.shapes)
+
+    def _check_quantization(self) -> None:
+        if self.quantization is None:
+            return
+        if self.quantization not in QUANTIZATIONS:
+            raise BlinkError(
+                f"--quantization {self.quantization} is unknown",
+                hint=f"use {', '.join(QUANTIZATIONS)}",
+            )
+        if self.engine not in PACKAGES:
+            takers = " or ".join(engines_with_quantized(self.quantization))
+            raise BlinkError(
+                f"--quantization {self.quantization}: engine {self.resolved_engine} computes with "
+                f"weights in {self.resolved_dtype}",
+                hint=f"use --engine tensorrt-rtx or tensorrt ({takers})",
+            )
 
     @property
     def on_gpu(self) -> bool:

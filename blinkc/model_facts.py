@@ -51,12 +51,29 @@ def _facts_from_checkpoint(config: CompileConfig, source: ModelSource) -> ModelF
     with interfaces():
         hollow = hollow_model(hf_config, dtype=config.resolved_dtype, max_seqlen=config.rope_seqlen)
     unique = {names: hollow.model.get_parameter(names[0]) for names in hollow.tied.values()}
-    count = sum(math.prod(parameter.shape) for parameter in unique.values())
     text_config = hf_config.get_text_config()
     return ModelFacts(
         spec=_spec_from_config(text_config, checkpoint.name, config.resolved_dtype, hollow.notes),
-        num_weight_bytes=count * DTYPE_BYTES[config.resolved_dtype],
+        num_weight_bytes=_weight_bytes(config, hollow.model, list(unique.values())),
     )
+
+
+def _weight_bytes(config: CompileConfig, model: Any, parameters: list[Any]) -> int:
+    """Sum the parameters; of a quantized model all matrices but its tables are taken for small."""
+    tables = {
+        id(parameter)
+        for module in (model.get_input_embeddings(), model.get_output_embeddings())
+        for parameter in (module.parameters() if module is not None else ())
+    }
+    total = 0.0
+    for parameter in parameters:
+        width: float = DTYPE_BYTES[config.resolved_dtype]
+        if config.quantization and len(parameter.shape) == 2 and id(parameter) not in tables:
+            from blinkc.frontend.quantize_weights import BYTES_PER_WEIGHT
+
+            width = BYTES_PER_WEIGHT[config.quantization]
+        total += math.prod(parameter.shape) * width
+    return int(total)
 
 
 def _spec_from_config(hf: Any, name: str, dtype: str, notes: tuple[str, ...]) -> ModelSpec:

@@ -55,8 +55,8 @@ def compile_model(
         run.stage(
             "segment",
             "cutting it into segments",
-            options={},
-            make=lambda folder: stages.segment_model(build, folder, run.files),
+            options=stages.segment_options(config),
+            make=lambda folder: stages.segment_model(config, build, folder, run.files),
         )
         run.stage(
             "engine",

@@ -67,6 +67,7 @@ def rebuild_command(config: CompileConfig) -> str:
     if capture.logprobs is not None:
         words.append("--logprobs" if capture.logprobs else "--no-logprobs")
     words += ["--dtype", config.dtype] if config.dtype else []
+    words += ["--quantization", config.quantization] if config.quantization else []
     words += ["--engine", config.engine] if config.engine != "auto" else []
     return " ".join([*words, "-o BUILD && blinkc bundle BUILD -o BUNDLE"])
 
@@ -134,12 +135,23 @@ def _decoder_graph(config: CompileConfig, source: ModelSource, rewritten: Path) 
     )
 
 
-def segment_model(build: BuildFolder, folder: Path, files: WeightFiles) -> None:
-    """Cut the graph into few distinct segments."""
+def segment_options(config: CompileConfig) -> dict[str, Any]:
+    """Return what segments depend on besides the graph."""
+    return {"quantization": config.quantization}
+
+
+def segment_model(
+    config: CompileConfig, build: BuildFolder, folder: Path, files: WeightFiles
+) -> None:
+    """Cut the graph into few distinct segments; have their products read quantized weights."""
     from blinkc.surgery import segment_decoder
 
-    graph = load_graph(build.stage_folder("read"), files)
-    save_segmented(segment_decoder(graph), folder, files)
+    segmented = segment_decoder(load_graph(build.stage_folder("read"), files))
+    if config.quantization:
+        from blinkc.surgery.quantize_products import quantize_products
+
+        segmented = quantize_products(segmented, config.quantization)
+    save_segmented(segmented, folder, files)
 
 
 def engine_options(config: CompileConfig) -> dict[str, Any]:

@@ -34,6 +34,7 @@ DTYPE_BYTES = {
     "uint8": 1,
     "int8": 1,
     "bool": 1,
+    "fp8": 1,
 }
 
 _PATH_PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,127}")
@@ -61,7 +62,7 @@ Positive = Annotated[int, Field(ge=1, le=MAX_TOKENS)]
 TokenId = Annotated[int, Field(ge=0, lt=MAX_VOCABULARY)]
 Axis = Annotated[int, Field(ge=0, le=1 << 40)]
 Shape = Annotated[tuple[Axis, ...], Field(max_length=8)]
-Dtype = Literal["fp32", "fp16", "bf16", "int32", "int64", "uint8", "int8", "bool"]
+Dtype = Literal["fp32", "fp16", "bf16", "int32", "int64", "uint8", "int8", "bool", "fp8"]
 
 
 class _Strict(BaseModel):

@@ -23,30 +23,26 @@ class TensorPlace:
 
 
 def weight_pieces(weight: WeightRef) -> Iterator[Any]:
-    """Yield a weight's parts, contiguous and of its dtype: less memory than the whole.
+    """Yield a weight's parts, contiguous and of its dtype: less memory than the whole. What is
+    quantized comes in one piece.
 
     Raises:
         BlinkError: a file is damaged, or the parts do not make up the weight.
     """
     import numpy as np
 
-    from blinkc.frontend.weights import NUMPY_DTYPES
+    from blinkc.frontend.weights import NUMPY_DTYPES, read_part, read_weight
 
+    if weight.encoding is not None:
+        yield np.ascontiguousarray(read_weight(weight))
+        return
     count = 0
     for part in weight.parts:
-        array = np.ascontiguousarray(_read_part(part)).astype(
-            NUMPY_DTYPES[weight.dtype], copy=False
-        )
+        array = np.ascontiguousarray(read_part(part)).astype(NUMPY_DTYPES[weight.dtype], copy=False)
         count += array.size
         yield array
     if count != math.prod(weight.shape):
         raise BlinkError(f"weight {weight.name}: its parts do not make up {list(weight.shape)}")
-
-
-def _read_part(part: WeightPart) -> Any:
-    from blinkc.frontend.weights import read_part
-
-    return read_part(part)
 
 
 def place_of(part: WeightPart) -> TensorPlace:
@@ -64,6 +60,8 @@ def place_of(part: WeightPart) -> TensorPlace:
 
 def can_be_referenced(weight: WeightRef) -> bool:
     """Return whether a loader can assemble the weight from safetensors files along axis 0."""
+    if weight.encoding is not None:
+        return False
     rows = 0
     for part in weight.parts:
         shape = part.shape[::-1] if part.transpose else part.shape

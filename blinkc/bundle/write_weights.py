@@ -23,6 +23,8 @@ _SAFETENSORS_DTYPES = {
     "int32": "I32",
     "int64": "I64",
     "bool": "BOOL",
+    "fp8": "F8_E4M3",
+    "uint8": "U8",
 }
 
 
@@ -95,7 +97,7 @@ def reference_weights(
 ) -> tuple[tuple[WeightEntry, ...], tuple[ExternalFile, ...]]:
     """Point at the safetensors files that hold the weights; what lies nowhere else is embedded.
 
-    Computed tables, random weights and those of ONNX files go to `path`.
+    Computed tables, quantized and random weights and those of ONNX files go to `path`.
     """
     is_external = {weight.name: can_be_referenced(weight) for weight in weights}
     inside = [weight for weight in weights if not is_external[weight.name]]
@@ -124,12 +126,14 @@ def split_random(
     """Return the seeds of the weights that a GPU draws itself when it loads, and the other weights.
 
     Args:
-        dtype: the model's; computed tables of other types are not drawn.
+        dtype: the model's; computed tables of other types are not drawn, nor what is quantized.
     """
     seeds = {
         weight.name: weight.parts[0].seed
         for weight in weights
-        if weight.dtype == dtype and all(part.source == "random" for part in weight.parts)
+        if weight.dtype == dtype
+        and weight.encoding is None
+        and all(part.source == "random" for part in weight.parts)
     }
     return seeds, [weight for weight in weights if weight.name not in seeds]
 

@@ -7,7 +7,9 @@ from typing import Any
 
 from blinkc.capture.grid import GraphKey, KeyGrid, build_grid
 
-DTYPE_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "int32": 4, "int64": 8, "bool": 1}
+DTYPE_BYTES = {
+    "fp32": 4, "fp16": 2, "bf16": 2, "int32": 4, "int64": 8, "bool": 1, "fp8": 1, "uint8": 1,
+}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -12,6 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from blinkc.capture.plan import DTYPE_BYTES
 from blinkc.capture.plan_capture import plan_from_spec, weight_bytes
 from blinkc.config import CompileConfig
 from blinkc.engine.gpu_here import GpuHere, find_gpu
@@ -42,6 +43,8 @@ def tensorrt_of(config: CompileConfig) -> tuple[TensorRtApi, GpuHere | None] | N
     if config.engine in PACKAGES:
         api = load_tensorrt(config.engine)
         api.check_dtype(config.resolved_dtype)
+        if config.quantization:
+            api.check_quantized(config.quantization, config.targets)
         if api.named_targets:
             return api, None
         gpu = find_gpu()
@@ -199,9 +202,6 @@ def _keep(folder: Path, model: EngineModel, built: BuiltPlan) -> dict[str, Any]:
     }
 
 
-_WIDTHS = {"fp32": 4, "fp16": 2, "bf16": 2, "int32": 4, "int64": 8, "bool": 1}
-
-
 def building_bytes(models: Sequence[EngineModel], max_tokens: int) -> int:
     """Estimate the GPU memory of building, without workspace: TensorRT times kernels on buffers of
     the largest shapes, weights among them, one segment at a time."""
@@ -212,7 +212,7 @@ def building_bytes(models: Sequence[EngineModel], max_tokens: int) -> int:
             count = max_tokens if tensor.rows else 1
             for axis in tensor.shape:
                 count *= axis
-            total += count * _WIDTHS[tensor.dtype]
+            total += count // 2 if tensor.dtype == "int4" else count * DTYPE_BYTES[tensor.dtype]
         return total
 
     return max(size((*m.activations, *m.weights, *m.outputs)) for m in models)

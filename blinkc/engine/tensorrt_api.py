@@ -35,6 +35,7 @@ INSTALL = {
     "tensorrt": "pip install tensorrt",
     "tensorrt-rtx": "pip install tensorrt-rtx-cu13-libs tensorrt-rtx-cu13-bindings",
 }
+OLDEST_QUANTIZED_TARGET = {"fp8": 89, "int4": 80}  # RTX 1.7.1 refuses older ones
 OLDEST = {"tensorrt": (8, 6), "tensorrt-rtx": (1, 4)}
 
 
@@ -156,22 +157,25 @@ class TensorRtApi:
                 hint=f"compile with --dtype {self.traits.dtypes[-1]}, or with --engine cuda",
             )
 
-    def check_quantized(self, kind: str) -> None:
-        """Refuse quantized weights that this version does not take as inputs.
+    def check_quantized(self, kind: str, targets: tuple[str, ...]) -> None:
+        """Refuse quantized weights that this version, or a GPU, does not take.
 
         Raises:
             BlinkError: names what works.
         """
-        if kind in self.traits.quantized:
-            return
-        works = ", ".join(self.traits.quantized) or "none"
-        others = sorted(
-            f"{engine} {major}" for (engine, major), t in TABLE.items() if kind in t.quantized
-        )
-        raise BlinkError(
-            f"{self.title} does not take {kind} weights as inputs; it takes: {works}",
-            hint=f"{kind} works with {', '.join(others)}" if others else "use fp16 or bf16",
-        )
+        if kind not in self.traits.quantized:
+            works = ", ".join(self.traits.quantized) or "none"
+            raise BlinkError(
+                f"{self.title} does not take {kind} weights as inputs; it takes: {works}",
+                hint=f"{kind} works with {', '.join(engines_with_quantized(kind))}",
+            )
+        for target in targets:
+            number = int(target.removeprefix("sm_").rstrip("af"))
+            if number < OLDEST_QUANTIZED_TARGET[kind]:
+                works = ", ".join(f"{k} from sm_{n} on" for k, n in OLDEST_QUANTIZED_TARGET.items())
+                raise BlinkError(
+                    f"{self.title} does not take {kind} weights on {target}", hint=f"use {works}"
+                )
 
     def set_targets(self, config: Any, targets: tuple[str, ...]) -> None:
         """Name the GPUs to build for, "sm_89" and the like; none named: the one in this machine.
@@ -231,6 +235,13 @@ class TensorRtApi:
             context.set_device_memory(address, num_bytes)
         else:
             context.device_memory = address
+
+
+def engines_with_quantized(kind: str) -> list[str]:
+    """Return the engines, with their major versions, that take such weights as inputs."""
+    return sorted(
+        f"{engine} {major}" for (engine, major), t in TABLE.items() if kind in t.quantized
+    )
 
 
 def load_tensorrt(engine: str) -> TensorRtApi:

@@ -72,13 +72,28 @@ class WeightPart:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class WeightEncoding:
+    """Which half of a quantized matrix a weight is; `quantize_weights.py` makes it of the parts."""
+
+    kind: str  # "fp8" or "int4"
+    part: str  # "values" or "scales"
+    num_columns: int  # of the matrix
+    group: int  # columns that share a scale
+    scale_dtype: str  # the values depend on it too
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class WeightRef:
-    """One weight input of the graph: its parts, read and concatenated along axis 0."""
+    """One weight input of the graph: its parts, read and concatenated along axis 0.
+
+    With an `encoding` the parts are the matrix, and the weight is what that makes of them.
+    """
 
     name: str
     shape: tuple[int, ...]
     dtype: str
     parts: tuple[WeightPart, ...]
+    encoding: WeightEncoding | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

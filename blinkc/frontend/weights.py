@@ -23,6 +23,8 @@ NUMPY_DTYPES: dict[str, np.dtype[Any]] = {
     "int32": np.dtype(np.int32),
     "int64": np.dtype(np.int64),
     "bool": np.dtype(np.bool_),
+    "fp8": np.dtype(ml_dtypes.float8_e4m3fn),
+    "uint8": np.dtype(np.uint8),
 }
 SAFETENSORS_DTYPES = {
     "F32": "fp32",
@@ -43,6 +45,11 @@ def read_weight(reference: WeightRef) -> np.ndarray:
         BlinkError: a file is damaged or does not hold what the reference says.
     """
     dtype = NUMPY_DTYPES[reference.dtype]
+    if reference.encoding is not None:
+        from blinkc.frontend.quantize_weights import encode
+
+        encoded: np.ndarray = encode(map(read_part, reference.parts), reference.encoding)
+        return encoded.astype(dtype, copy=False).reshape(reference.shape)
     out = np.empty(math.prod(reference.shape), dtype=dtype)
     filled = 0
     for part in reference.parts:

@@ -18,6 +18,7 @@ from blink_runtime.cuda_kernels import (
     AttentionShape,
     CudaKernels,
 )
+from blinkc.capture.plan import DTYPE_BYTES
 from blinkc.errors import BlinkError
 
 if TYPE_CHECKING:
@@ -304,11 +305,10 @@ def _product_shape(entry: dict[str, Any], m: int) -> ProductShape:
 
 def pack_weights(launches: dict[str, Any]) -> tuple[tuple[int, ...], int]:
     """Return the offset of every weight in one allocation, and the bytes of the whole."""
-    widths = {"fp32": 4, "bf16": 2, "fp16": 2, "int32": 4, "int64": 8, "bool": 1}
     offsets, total = [], 0
     for weight in launches["weights"]:
         offsets.append(total)
-        size = widths[weight["dtype"]]
+        size = DTYPE_BYTES[weight["dtype"]]
         for axis in weight["shape"]:
             size *= axis
         total += -(-size // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES

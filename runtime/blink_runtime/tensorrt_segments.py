@@ -68,10 +68,12 @@ class TensorRtSegments(Closing):
         self._engines = TensorRtEngines(load_tensorrt(built["engine"]), entries, plans)
 
     def __call__(self, segment: Segment, arrays: Mapping[str, Array]) -> Mapping[str, Array]:
-        """Run a segment; floating values go in and come out as fp32 arrays."""
+        """Run a segment; floating values go in and come out as fp32 arrays, quantized weights go in
+        as they are."""
         import numpy as np
 
         from blink_runtime.cuda_driver import DeviceBuffer
+        from blinkc.engine.check_segments import QUANTIZED
         from blinkc.frontend.weights import NUMPY_DTYPES
 
         number = self._plans[segment.name]
@@ -86,7 +88,10 @@ class TensorRtSegments(Closing):
         buffers: dict[str, DeviceBuffer] = {}
         try:
             for tensor in (*item.activations, *item.weights):
-                data = np.ascontiguousarray(arrays[tensor.name].astype(NUMPY_DTYPES[tensor.dtype]))
+                given = arrays[tensor.name]
+                if tensor.dtype not in QUANTIZED:
+                    given = given.astype(NUMPY_DTYPES[tensor.dtype])
+                data = np.ascontiguousarray(given)
                 buffers[tensor.name] = DeviceBuffer(data.nbytes, tensor.name)
                 buffers[tensor.name].write(data.view(np.uint8).reshape(-1).data)
             for tensor in item.outputs:

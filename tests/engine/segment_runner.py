@@ -23,7 +23,10 @@ from blinkc.engine.render_cpu import (
 )
 from blinkc.surgery.segments import Segment, ValueSpec
 
-ELEM = {"fp32": TensorProto.FLOAT, "int64": TensorProto.INT64, "bool": TensorProto.BOOL}
+ELEM = {
+    "fp32": TensorProto.FLOAT, "fp16": TensorProto.FLOAT16, "int64": TensorProto.INT64,
+    "bool": TensorProto.BOOL,
+}  # fmt: skip
 NUMPY = {"fp32": np.float32, "int32": np.int32, "bool": np.bool_}
 
 
@@ -35,8 +38,10 @@ def make_segment(
     outputs: dict[str, tuple[str, tuple[int, ...], str]],
     initializers: dict[str, np.ndarray] | None = None,
     opset: int = 20,
+    dtype: str = "fp32",
 ) -> Segment:
-    """Build a segment; inputs and outputs map a name to (rows, shape, dtype)."""
+    """Build a segment; inputs and outputs map a name to (rows, shape, dtype), weights are of
+    `dtype`."""
 
     def spec(key: str, entry: tuple[str, tuple[int, ...], str]) -> ValueSpec:
         return ValueSpec(name=key, rows=entry[0], shape=entry[1], dtype=entry[2])
@@ -46,7 +51,7 @@ def make_segment(
         return helper.make_tensor_value_info(s.name, ELEM[s.dtype], dims)
 
     activations = tuple(spec(k, v) for k, v in inputs.items())
-    params = tuple(spec(k, ("", v, "fp32")) for k, v in weights.items())
+    params = tuple(spec(k, ("", v, dtype)) for k, v in weights.items())
     results = tuple(spec(k, v) for k, v in outputs.items())
     graph = helper.make_graph(
         nodes,

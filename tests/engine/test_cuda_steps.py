@@ -130,6 +130,14 @@ def test_weights_lie_apart() -> None:
     assert total == offsets[-1] + EXPERTS * HIDDEN * INNER * 2
 
 
+def test_quantized_weights_take_their_bytes() -> None:
+    entries = [("fp8", (64, 128)), ("bf16", (64,)), ("uint8", (64, 64)), ("bf16", (64, 2))]
+    weights = [{"name": str(n), "dtype": d, "shape": s} for n, (d, s) in enumerate(entries)]
+    offsets, total = pack_weights({"weights": weights})
+    assert offsets == (0, 8192, 8192 + 256, 8192 + 256 + 4096)
+    assert total == offsets[-1] + 256
+
+
 @pytest.mark.parametrize("m", [1, 9, 16, 17, 33, 64])
 @pytest.mark.parametrize("tall", [False, True])
 def test_products_of_few_rows_share_out_what_there_is(

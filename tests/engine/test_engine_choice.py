@@ -231,6 +231,27 @@ def test_auto_takes_tensorrt_only_where_it_can_be_measured(
     assert tensorrt_of(config("auto", "sm_90,sm_120")) is None
 
 
+def test_quantized_weights_are_for_plans_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards a silent whole-precision build: each engine that cannot says so, and what can."""
+    for engine, target, computes in (
+        ("cuda", "sm_90", "engine cuda computes with weights in bf16"),
+        ("auto", "sm_90", "engine cuda computes"),
+        ("cpu", "cpu", "engine cpu computes with weights in fp32"),
+        ("onnxruntime", "sm_90", "engine onnxruntime computes"),
+    ):
+        with pytest.raises(BlinkError, match=computes) as caught:
+            config(engine, target, quantization="int4")
+        assert "tensorrt-rtx 1" in caught.value.hint and "tensorrt 10" in caught.value.hint
+    with pytest.raises(BlinkError, match="--quantization int3 is unknown"):
+        config("tensorrt", quantization="int3")
+    pretend(monkeypatch, H200, "8.6.0")
+    with pytest.raises(BlinkError, match=r"8\.6\.0 does not take fp8 weights") as caught:
+        tensorrt_of(config("tensorrt", dtype="fp16", quantization="fp8"))
+    assert "tensorrt 10" in caught.value.hint
+    pretend(monkeypatch, H200, "10.3.0")
+    assert tensorrt_of(config("tensorrt", quantization="fp8")) is not None
+
+
 def test_several_targets_need_an_engine_that_builds_ahead_of_time() -> None:
     assert config("tensorrt-rtx", "sm_89,sm_120").architecture == "sm_89,sm_120a"
     with pytest.raises(BlinkError, match="builds for the GPU in this machine"):

@@ -5,6 +5,7 @@ Equal layers are one segment, so two or three layers give the same segments as t
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
 from functools import cache
@@ -20,8 +21,10 @@ from blinkc.engine.tensorrt_build import TensorRtConfig, build_plan
 from blinkc.engine.tensorrt_model import engine_model
 from blinkc.engine.tensorrt_plans import BuiltPlan, build_plans
 from blinkc.engine.tensorrt_profiles import RowRange, plan_ranges
+from blinkc.errors import BlinkError
 from blinkc.frontend.hf import decoder_graph_from_hf
 from blinkc.surgery import segment_decoder
+from blinkc.surgery.quantize_products import quantize_products
 from blinkc.surgery.segments import Segment, SegmentedModel
 from tests.frontend.hf_models import CONFIGS, make_config
 
@@ -153,3 +156,34 @@ def test_every_segment_of_an_architecture_builds(
     assert len(model.segments) >= 3
     for segment in model.segments:
         assert 100_000 < len(plans.plan(segment)) < 5_000_000, segment.name
+
+
+@pytest.mark.parametrize("kind", ["fp8", "int4"])
+@pytest.mark.parametrize("name", SHAPES)
+def test_quantized_weights_are_inputs(
+    name: str, kind: str, shapes: Callable[[str], SegmentedModel], plans: PlanCache
+) -> None:
+    model = quantize_products(shapes(name), kind)
+    assert len(model.segments) == 3
+    for segment in model.segments:
+        assert any(spec.dtype == kind for spec in segment.weights)
+        plan = plans.plan(segment)
+        assert len(plan) < 3_000_000
+        # Guards the layout: of matrices [N, K] each step would make a transposed copy first.
+        readers = re.findall(rb"function=\{ name=(\w*Tran\w*)[^\n]*? input_args=\{([^}]*)\}", plan)
+        copied = [name for name, inputs in readers if re.search(rb'"w\d+[. ]', inputs)]
+        assert not copied, segment.name
+
+
+def test_quantized_weights_that_a_gpu_lacks_are_refused_by_rtx_too(
+    api: TensorRtApi, shapes: Callable[[str], SegmentedModel]
+) -> None:
+    """Guards a refusal of ours that RTX would not need: then it should go."""
+    for kind, target in (("fp8", "sm_86"), ("int4", "sm_75")):
+        segment = quantize_products(shapes("SmolLM2-135M"), kind).segments[1]
+        with pytest.raises(BlinkError, match="does not take"):
+            api.check_quantized(kind, (target,))
+        with pytest.raises(BlinkError, match="could not build") as caught:
+            config = TensorRtConfig(targets=(target,))
+            build_plan(api, engine_model(segment, api.traits), RANGES, config)
+        assert f"Cannot compile for target(s) {target.replace('_', '')}" in caught.value.log
