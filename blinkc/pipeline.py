@@ -102,8 +102,11 @@ class _Run:
         if number > STAGES.index(self._config.until):
             return
         record = self._build.record(name)
-        # A tool that this machine lacks cannot have changed the artifact since it was made.
-        tools = {**(record.tools if record else {}), **stages.stage_tools(name, self._config)}
+        # Where a tool is missing the stage cannot run: what another machine made of other versions
+        # stays.
+        made_with, tools = record.tools if record else {}, stages.stage_tools(name, self._config)
+        if set(made_with) - set(tools):
+            tools = made_with
         # Of all stages before it: code is made from segments as well as from the plan, and a plan
         # may be the same for two models.
         earlier = [outcome.digest for outcome in self.outcomes]

@@ -105,6 +105,12 @@ def test_build_goes_on_on_a_machine_without_the_tools(
     shutil.rmtree(tmp_path / "build")
     monkeypatch.setattr(stages, "tool_versions", lambda names: {})
     assert all(run(config_for(model), tmp_path / "elsewhere" / "b").values())
+    # Nor does another onnx count where the stage lacks torch: it could not be run again.
+    other = {"onnx": "0.1"}
+    monkeypatch.setattr(
+        stages, "tool_versions", lambda names: {n: v for n, v in other.items() if n in names}
+    )
+    assert run(config_for(model), tmp_path / "elsewhere" / "b")["read"]
 
 
 @pytest.mark.parametrize("damage", ["flip", "remove", "record"])
