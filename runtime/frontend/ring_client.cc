@@ -28,6 +28,11 @@ RingClient::RingClient(std::unique_ptr<Transport> transport, uint32_t front_end_
   check_ring_header(header, transport_->info().ring_bytes);
   sizes_ = ring_sizes_from_header(header);
   layout_ = ring_layout_from_sizes(sizes_);
+  if ((sizes_.sampler_features & BLINK_SAMPLER_LOGPROBS) != 0 &&
+      sizes_.output_record_bytes != sizeof(blink_output_record)) {
+    throw RingError("ring: its sampler gives logprobs, its records of " +
+                    std::to_string(sizes_.output_record_bytes) + " bytes have no room for them");
+  }
   if (front_end_index >= sizes_.num_front_ends) {
     throw RingError("ring: front end " + std::to_string(front_end_index) + " of " +
                     std::to_string(sizes_.num_front_ends) + ": indices start at 0");
@@ -151,6 +156,23 @@ Status RingClient::submit(uint32_t slot, uint32_t sequence, blink_slot_request r
   return status == Status::lost ? Status::ok : status;
 }
 
+// Hot path: no allocation, no log.
+Status RingClient::release(std::span<const Release> releases) {
+  releases = releases.first(std::min<size_t>(releases.size(), kMaxSlotsARead));
+  std::array<uint64_t, kMaxSlotsARead> words;
+  std::array<WriteRequest, kMaxSlotsARead + 1> batch;
+  for (size_t i = 0; i < releases.size(); ++i) {
+    words[i] = pack_command(releases[i].sequence, BLINK_COMMAND_RELEASE);
+    batch[i] = {command_offset(releases[i].slot) + offsetof(blink_slot_command, word),
+                bytes_of(words[i])};
+  }
+  const std::lock_guard lock(command_mutex_);
+  num_commands_ += releases.size();
+  batch[releases.size()] = {front_end_offset() + offsetof(blink_front_end, submit_count),
+                            bytes_of(num_commands_)};
+  return transport_->write(std::span(batch).first(releases.size() + 1));
+}
+
 Status RingClient::send_command(uint32_t slot, uint64_t word) {
   const std::lock_guard lock(command_mutex_);
   ++num_commands_;
@@ -166,39 +188,28 @@ Status RingClient::read_statuses(uint32_t first, std::span<blink_slot_status> st
   return transport_->read(ReadRequest{status_offset(first), std::as_writable_bytes(statuses)});
 }
 
-// Hot path: no allocation, no lock, no log.
-Status RingClient::read_output(uint32_t slot, uint32_t first, std::span<uint32_t> token_ids,
-                               blink_slot_status& status_after) {
-  std::array<std::byte, kMaxRecords * sizeof(blink_output_record)> records;
-  const uint64_t record_bytes = sizes_.output_record_bytes;
-  const uint64_t index =
-      static_cast<uint64_t>(first_slot_ + slot) * sizes_.max_output_tokens + first;
-  const size_t count = std::min<size_t>(token_ids.size(), kMaxRecords);
-  const std::array<ReadRequest, 2> batch = {
-      ReadRequest{layout_.output_offset + index * record_bytes,
-                  std::span(records).first(count * record_bytes)},
-      ReadRequest{status_offset(slot), std::as_writable_bytes(std::span(&status_after, 1))}};
-  const Status status = transport_->read(batch);
-  for (size_t i = 0; i < count; ++i) {
-    std::memcpy(&token_ids[i], records.data() + i * record_bytes, sizeof(uint32_t));
+// Hot path: no allocation, no lock, no log. No two slots' records depend on each other; each
+// status must come after its own slot's, so the first one waits for all.
+Status RingClient::read_outputs(std::span<const OutputRead> outputs) {
+  std::array<ReadRequest, size_t{2} * kMaxSlotsARead> batch;
+  size_t count = 0;
+  outputs = outputs.first(std::min<size_t>(outputs.size(), kMaxSlotsARead));
+  for (const OutputRead& output : outputs) {
+    if (output.records.empty()) continue;
+    const uint64_t index =
+        static_cast<uint64_t>(first_slot_ + output.slot) * sizes_.max_output_tokens + output.first;
+    batch[count++] = {layout_.output_offset + index * sizes_.output_record_bytes, output.records,
+                      false};
   }
-  return status;
+  bool is_first = true;
+  for (const OutputRead& output : outputs) {
+    batch[count++] = {status_offset(output.slot),
+                      std::as_writable_bytes(std::span(output.status_after, 1)), is_first};
+    is_first = false;
+  }
+  return transport_->read(std::span(batch).first(count));
 }
 
-Status RingClient::read_records(uint32_t slot, uint32_t first,
-                                std::span<blink_output_record> records,
-                                blink_slot_status& status_after) {
-  if (sizes_.output_record_bytes != sizeof(blink_output_record)) return Status::out_of_range;
-  const uint64_t index =
-      static_cast<uint64_t>(first_slot_ + slot) * sizes_.max_output_tokens + first;
-  const std::array<ReadRequest, 2> batch = {
-      ReadRequest{layout_.output_offset + index * sizeof(blink_output_record),
-                  std::as_writable_bytes(records)},
-      ReadRequest{status_offset(slot), std::as_writable_bytes(std::span(&status_after, 1))}};
-  return transport_->read(batch);
-}
-
-// Also finds out whether the ring's owner is there.
 Status RingClient::write_heartbeat(uint64_t beats) {
   const Status status =
       transport_->write_object(front_end_offset() + offsetof(blink_front_end, heartbeat), beats);

@@ -53,8 +53,15 @@ class RingClient {
   Status abort(uint32_t slot, uint32_t sequence) {
     return send_command(slot, pack_command(sequence, BLINK_COMMAND_ABORT));
   }
+  struct Release {
+    uint32_t slot;
+    uint32_t sequence;
+  };
+  // One write for all, at most kMaxSlotsARead.
+  Status release(std::span<const Release> releases);
   Status release(uint32_t slot, uint32_t sequence) {
-    return send_command(slot, pack_command(sequence, BLINK_COMMAND_RELEASE));
+    const Release one{slot, sequence};
+    return release(std::span(&one, 1));
   }
   // Takes back a submit that the owner has not acted upon.
   Status withdraw(uint32_t slot, uint32_t sequence) {
@@ -64,14 +71,18 @@ class RingClient {
   // Bulk read of the slots [first, first + statuses.size()).
   Status read_statuses(uint32_t first, std::span<blink_slot_status> statuses);
 
-  // Records [first, first + token_ids.size()) of the slot, at most kMaxRecords; then its status
-  // once more, by which the caller knows that the records were its own.
-  static constexpr uint32_t kMaxRecords = 64;
-  Status read_output(uint32_t slot, uint32_t first, std::span<uint32_t> token_ids,
-                     blink_slot_status& status_after);
-  // The same with logprobs; only for rings whose records have them.
-  Status read_records(uint32_t slot, uint32_t first, std::span<blink_output_record> records,
-                      blink_slot_status& status_after);
+  // Records of a slot from `first` on, and its status once more, by which the caller knows that
+  // the records were its own.
+  struct OutputRead {
+    uint32_t slot;
+    uint32_t first;
+    std::span<std::byte> records;  // whole ones, sizes().output_record_bytes each; may be empty
+    blink_slot_status* status_after;
+  };
+  static constexpr uint32_t kMaxRecords = 64;     // of a slot
+  static constexpr uint32_t kMaxSlotsARead = 64;  // of one call
+  // One read for all: the records of the slots in any order, then the statuses.
+  Status read_outputs(std::span<const OutputRead> outputs);
 
   Status read_header(blink_ring_header& header) { return transport_->read_object(0, header); }
   Status write_heartbeat(uint64_t beats);

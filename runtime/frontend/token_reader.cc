@@ -3,15 +3,10 @@
 #include <sys/prctl.h>
 
 #include <algorithm>
+#include <cstring>
 
 namespace blink {
 namespace {
-
-constexpr auto kHousekeepingInterval = std::chrono::milliseconds(100);
-constexpr auto kReconnectInterval = std::chrono::milliseconds(500);
-constexpr uint32_t kLongestIntervalUs = 1000;  // between two polls while requests run
-constexpr uint32_t kSettledSightings =
-    3;  // housekeeping passes before an empty slot is believed free
 
 uint64_t microseconds(Clock::time_point time) {
   const auto since = std::chrono::duration_cast<std::chrono::microseconds>(time.time_since_epoch());
@@ -46,6 +41,8 @@ TokenReader::TokenReader(const FrontEndConfig& config, RingClient& ring, SlotTra
       events_bell_(events_bell),
       new_(ring.num_slots() * 2),
       statuses_(ring.num_slots()),
+      records_(size_t{RingClient::kMaxSlotsARead} * RingClient::kMaxRecords *
+               ring.sizes().output_record_bytes),
       pacer_(config.min_poll_interval_us, config.max_poll_interval_us, config.max_polls_per_s),
       judge_(std::chrono::milliseconds(config.stall_timeout_ms), Clock::now()) {
   urgent_.reserve(ring.num_slots());
@@ -135,11 +132,12 @@ void TokenReader::sleep_for_work(uint32_t interval_us) {
   has_new_ = false;
 }
 
-// One bulk read of the part of the table that holds watched slots.
-bool TokenReader::refresh_statuses() {
+// One bulk read of the part of the table that holds the lists' slots. False: there are none, or
+// the ring is lost.
+bool TokenReader::refresh_statuses(std::initializer_list<const std::vector<Watch>*> lists) {
   uint32_t low = ring_.num_slots();
   uint32_t high = 0;
-  for (const auto* list : {&urgent_, &flowing_}) {
+  for (const auto* list : lists) {
     for (const Watch& watch : *list) {
       low = std::min(low, watch.slot);
       high = std::max(high, watch.slot + 1);
@@ -157,7 +155,7 @@ bool TokenReader::refresh_statuses() {
 // Hot path: no allocation, no log.
 void TokenReader::poll() {
   records_left_ = kMaxRecordsPerPass;
-  if (!refresh_statuses()) return;
+  if (!refresh_statuses({&urgent_, &flowing_})) return;
   has_emitted_ = false;
   poll_list(urgent_, true);
   if (has_emitted_) events_bell_.ring();  // first tokens need not wait for the others
@@ -168,110 +166,127 @@ void TokenReader::poll() {
 }
 
 void TokenReader::poll_list(std::vector<Watch>& list, bool moves_to_flowing) {
-  for (size_t i = 0; i < list.size();) {
-    if (records_left_ == 0) {  // the next pass begins with those that this one did not reach
-      std::rotate(list.begin(), list.begin() + static_cast<std::ptrdiff_t>(i), list.end());
-      return;
-    }
-    const Progress progress = look_at(list[i]);
-    const bool moves = moves_to_flowing && progress == Progress::some && list[i].num_seen > 0;
-    if (moves) flowing_.push_back(list[i]);
-    if (progress == Progress::done || moves) {
-      list[i] = list.back();
-      list.pop_back();
-    } else {
-      ++i;
-    }
+  size_t next = 0;
+  while (next < list.size() && records_left_ > 0) {
+    next = gather(list, next);
+    read_gathered(list);
   }
+  // The next pass begins with those that this one did not reach.
+  std::rotate(list.begin(), list.begin() + static_cast<std::ptrdiff_t>(next), list.end());
+  std::erase_if(list, [&](const Watch& watch) {
+    const bool moves = moves_to_flowing && watch.num_seen > 0 && !watch.is_over;
+    if (moves) flowing_.push_back(watch);
+    return moves || watch.is_over;
+  });
 }
 
-TokenReader::Progress TokenReader::look_at(Watch& watch) {
+// Looks at the watches from `next` on until a transport read is full; returns the one after them.
+size_t TokenReader::gather(std::vector<Watch>& list, size_t next) {
+  num_readings_ = 0;
+  while (next < list.size() && num_readings_ < readings_.size() && records_left_ > 0) {
+    look_at(list[next], next);
+    ++next;
+  }
+  return next;
+}
+
+void TokenReader::look_at(Watch& watch, size_t index) {
   if (ring_.submitted_epoch(watch.slot) != ring_.epoch()) {
     end_without_owner(watch, Ending::stalled);  // it went with a link that is lost
-    return Progress::done;
+    return;
   }
   const StatusWord status = unpack_status(statuses_[watch.slot].word);
   if (status.sequence != watch.sequence) {
-    if (!watch.is_claimed) return Progress::none;  // the owner has not seen the command yet
+    if (!watch.is_claimed) return;  // the owner has not seen the command yet
     metrics_.sequence_mismatches.add();
     end_without_owner(watch, Ending::mismatch);
-    return Progress::done;
+    return;
   }
-  const bool was_claimed = std::exchange(watch.is_claimed, true);
-  Progress progress = was_claimed ? Progress::none : Progress::some;
-  if (status.num_generated > watch.num_seen) {
-    progress = read_tokens(watch, status);
-    if (progress == Progress::done) return progress;
-  }
-  if (is_final_state(status.state) && watch.num_seen >= status.num_generated) return finish(watch);
-  if (status.state == BLINK_STATE_EMPTY) {
+  watch.is_claimed = true;
+  const uint32_t num_there = std::min(status.num_generated, ring_.sizes().max_output_tokens);
+  // At most kMaxRecords a pass, so that one long answer does not hold up the others.
+  const uint32_t num_new =
+      std::min(num_there - std::min(num_there, watch.num_seen), RingClient::kMaxRecords);
+  const bool is_last = is_final_state(status.state) && watch.num_seen + num_new >= num_there;
+  if (num_new > 0 || is_last) {
+    readings_[num_readings_++] = {index, status, num_new, is_last};
+    records_left_ -= std::min(records_left_, num_new);
+  } else if (status.state == BLINK_STATE_EMPTY) {
     // Emptied without our release: the owner cleared this range.
     end_without_owner(watch, Ending::mismatch);
-    return Progress::done;
+  } else {
+    send_abort_if_asked(watch, status);
   }
-  send_abort_if_asked(watch, status);
-  return progress;
 }
 
-// At most kMaxRecords a poll, so that one long answer does not hold up the others.
-TokenReader::Progress TokenReader::read_tokens(Watch& watch, const StatusWord& status) {
-  const uint32_t num_new =
-      std::min(std::min(status.num_generated, ring_.sizes().max_output_tokens) - watch.num_seen,
-               RingClient::kMaxRecords);
-  std::array<uint32_t, RingClient::kMaxRecords> token_ids;
-  blink_slot_status after;
-  const auto part = std::span(token_ids).first(num_new);
-  const Status read = watch.choice->logprobs == nullptr
-                          ? ring_.read_output(watch.slot, watch.num_seen, part, after)
-                          : read_records(watch, part, after);
-  if (read != Status::ok) {
-    health_.store(Health::lost, std::memory_order_relaxed);
-    end_without_owner(watch, Ending::stalled);
-    return Progress::done;
+std::span<std::byte> TokenReader::records_at(size_t place) {
+  const size_t num_bytes = records_.size() / RingClient::kMaxSlotsARead;
+  return std::span(records_).subspan(place * num_bytes, num_bytes);
+}
+
+void TokenReader::read_gathered(std::vector<Watch>& list) {
+  if (num_readings_ == 0) return;
+  std::array<RingClient::OutputRead, RingClient::kMaxSlotsARead> outputs;
+  for (size_t place = 0; place < num_readings_; ++place) {
+    const Reading& reading = readings_[place];
+    const Watch& watch = list[reading.index];
+    const size_t num_bytes = size_t{reading.num_new} * ring_.sizes().output_record_bytes;
+    outputs[place] = {watch.slot, watch.num_seen, records_at(place).first(num_bytes),
+                      &statuses_after_[place]};
   }
+  const Status status = ring_.read_outputs(std::span(outputs).first(num_readings_));
+  if (status != Status::ok) health_.store(Health::lost, std::memory_order_relaxed);
+  num_finished_ = 0;
+  for (size_t place = 0; place < num_readings_; ++place) {
+    Watch& watch = list[readings_[place].index];
+    if (status == Status::ok) {
+      take(watch, readings_[place], place);
+    } else {
+      end_without_owner(watch, Ending::stalled);
+    }
+  }
+  release_finished();
+}
+
+// What was read for one slot.
+void TokenReader::take(Watch& watch, const Reading& reading, size_t place) {
+  const blink_slot_status& after = statuses_after_[place];
   if (unpack_status(after.word).sequence != watch.sequence) {
     metrics_.sequence_mismatches.add();
     end_without_owner(watch, Ending::mismatch);
-    return Progress::done;
+    return;
+  }
+  announce(watch, place, reading.num_new);
+  if (reading.is_last) {
+    finish(watch, after);
+  } else if (reading.status.state == BLINK_STATE_EMPTY) {
+    end_without_owner(watch, Ending::mismatch);
+  } else {
+    send_abort_if_asked(watch, reading.status);
+  }
+}
+
+void TokenReader::announce(Watch& watch, size_t place, uint32_t num_new) {
+  const std::byte* records = records_at(place).data();
+  const size_t record_bytes = ring_.sizes().output_record_bytes;
+  // Whole records are handed over before the event that announces them.
+  if (watch.choice->logprobs != nullptr && num_new > 0) {
+    watch.choice->logprobs->put(reinterpret_cast<const blink_output_record*>(records), num_new);
   }
   watch.num_seen += num_new;
-  records_left_ -= std::min(records_left_, num_new);
   for (uint32_t i = 0; i < num_new; i += TokenEvent::kMaxTokens) {
     TokenEvent event{.choice = watch.choice};
     event.num_tokens = static_cast<uint8_t>(std::min(num_new - i, TokenEvent::kMaxTokens));
-    std::copy_n(token_ids.data() + i, event.num_tokens, event.token_ids.data());
+    for (uint32_t k = 0; k < event.num_tokens; ++k) {
+      std::memcpy(&event.token_ids[k], records + (i + k) * record_bytes, sizeof(uint32_t));
+    }
     emit(event);
   }
-  return Progress::some;
 }
 
-// For a choice with logprobs: whole records, which are handed over before the event that announces
-// them. What a mismatch would make of them nobody looks at.
-Status TokenReader::read_records(Watch& watch, std::span<uint32_t> token_ids,
-                                 blink_slot_status& after) {
-  std::array<blink_output_record, RingClient::kMaxRecords> records;
-  const auto part = std::span(records).first(token_ids.size());
-  const Status read = ring_.read_records(watch.slot, watch.num_seen, part, after);
-  for (size_t i = 0; i < part.size(); ++i) token_ids[i] = part[i].token_id;
-  if (read == Status::ok) {
-    watch.choice->logprobs->put(part.data(), static_cast<uint32_t>(part.size()));
-  }
-  return read;
-}
-
-// The final state and all records were seen: take finish_reason from a second reading, then
-// release.
-TokenReader::Progress TokenReader::finish(Watch& watch) {
-  blink_slot_status after;
-  if (ring_.read_statuses(watch.slot, std::span(&after, 1)) != Status::ok) {
-    health_.store(Health::lost, std::memory_order_relaxed);
-    end_without_owner(watch, Ending::stalled);
-    return Progress::done;
-  }
-  if (unpack_status(after.word).sequence != watch.sequence) {
-    end_without_owner(watch, Ending::mismatch);
-    return Progress::done;
-  }
+// The final state and all records were seen. finish_reason is of the second reading, which began
+// after that state was seen. The choice ends with release_finished().
+void TokenReader::finish(Watch& watch, const blink_slot_status& after) {
   TokenEvent event{.choice = watch.choice};
   event.error = after.error;
   if (unpack_status(after.word).state == BLINK_STATE_FAILED) {
@@ -283,13 +298,21 @@ TokenReader::Progress TokenReader::finish(Watch& watch) {
   } else {
     event.ending = after.finish_reason == BLINK_FINISH_ABORT ? Ending::aborted : Ending::failed;
   }
-  // The records were copied before this release; the owner may reuse the slot from here on.
-  if (ring_.release(watch.slot, watch.sequence) != Status::ok) {
+  releases_[num_finished_] = {watch.slot, watch.sequence};
+  endings_[num_finished_++] = event;
+  watch.is_over = true;
+}
+
+// The records were copied before this; the owner may reuse the slots from here on. A client that is
+// told of its end finds a free slot.
+void TokenReader::release_finished() {
+  if (num_finished_ == 0) return;
+  const auto releases = std::span(releases_).first(num_finished_);
+  if (ring_.release(releases) != Status::ok) {
     health_.store(Health::lost, std::memory_order_relaxed);
   }
-  slots_.mark_released(watch.slot);
-  emit(event);
-  return Progress::done;
+  for (const RingClient::Release& release : releases) slots_.mark_released(release.slot);
+  for (const TokenEvent& event : std::span(endings_).first(num_finished_)) emit(event);
 }
 
 // An abort may only follow a claimed submit: it overwrites the command word.
@@ -311,36 +334,7 @@ void TokenReader::end_without_owner(Watch& watch, Ending ending) {
   rest.choice = nullptr;
   if (!watch.is_claimed) (void)ring_.withdraw(watch.slot, watch.sequence);
   leave_to_clean_up(rest);
-}
-
-// One watch a slot: the slot is handed out again when the first is done.
-void TokenReader::leave_to_clean_up(const Watch& watch) {
-  for (Watch& other : unsettled_) {
-    if (other.slot != watch.slot) continue;
-    other = watch;
-    return;
-  }
-  unsettled_.push_back(watch);
-}
-
-// A slot without a choice: abort and release what still runs in it, then wait for it to be
-// empty.
-TokenReader::Progress TokenReader::clean_up(Watch& watch, const blink_slot_status& raw) {
-  const StatusWord status = unpack_status(raw.word);
-  if (status.state == BLINK_STATE_EMPTY) {
-    if (health() != Health::serving) return Progress::none;  // a silent owner proves nothing
-    if (++watch.num_empty_sightings < kSettledSightings) return Progress::none;
-    slots_.mark_released(watch.slot);
-    return Progress::done;
-  }
-  watch.num_empty_sightings = 0;
-  const bool is_ours = watch.sequence == status.sequence;
-  if (is_final_state(status.state)) {
-    (void)ring_.release(watch.slot, status.sequence);  // looked at again in the next pass
-  } else if (is_ours && !watch.is_abort_sent) {
-    watch.is_abort_sent = ring_.abort(watch.slot, watch.sequence) == Status::ok;
-  }
-  return Progress::none;
+  watch.is_over = true;
 }
 
 void TokenReader::emit(const TokenEvent& event) {
@@ -350,88 +344,6 @@ void TokenReader::emit(const TokenEvent& event) {
     std::this_thread::yield();
   }
   has_emitted_ = true;
-}
-
-void TokenReader::housekeep(Clock::time_point now) {
-  last_housekeeping_ = now;
-  if (ring_.write_heartbeat(++own_heartbeat_) == Status::lost) {
-    health_.store(Health::lost, std::memory_order_relaxed);
-  } else {
-    judge_health(now);
-  }
-  const Health current = health();
-  if (current == Health::stalled || current == Health::stopped || current == Health::lost) {
-    has_emitted_ = false;
-    for (Watch& watch : urgent_) end_without_owner(watch, Ending::stalled);
-    for (Watch& watch : flowing_) end_without_owner(watch, Ending::stalled);
-    urgent_.clear();
-    flowing_.clear();
-    if (has_emitted_) events_bell_.ring();
-    if (current == Health::lost && !is_stopping_.load(std::memory_order_relaxed)) {
-      try_reconnect(now);
-    }
-    return;
-  }
-  for (size_t i = 0; i < unsettled_.size();) {
-    blink_slot_status status;
-    const bool is_read =
-        ring_.read_statuses(unsettled_[i].slot, std::span(&status, 1)) == Status::ok;
-    if (is_read && clean_up(unsettled_[i], status) == Progress::done) {
-      unsettled_[i] = unsettled_.back();
-      unsettled_.pop_back();
-    } else {
-      ++i;
-    }
-  }
-}
-
-// A new link, maybe to a new ring: every slot that is not surely free is looked at before it is
-// used again.
-void TokenReader::try_reconnect(Clock::time_point now) {
-  if (now < next_reconnect_) return;
-  std::vector<uint32_t> doubtful;
-  slots_.take_back_released(doubtful);
-  const bool is_connected = ring_.reconnect();
-  if (is_connected) {
-    metrics_.ring_attachments.add();
-    doubtful.insert(doubtful.end(), ring_.unsettled_slots().begin(), ring_.unsettled_slots().end());
-    health_.store(Health::starting, std::memory_order_relaxed);
-  }
-  for (const uint32_t slot : doubtful) {
-    leave_to_clean_up(Watch{.slot = slot, .is_abort_sent = true});
-  }
-  for (Watch& watch : unsettled_) watch.num_empty_sightings = 0;
-  next_reconnect_ = Clock::now() + kReconnectInterval;
-}
-
-void TokenReader::judge_health(Clock::time_point now) {
-  blink_ring_header header;
-  if (ring_.read_header(header) != Status::ok) {
-    health_.store(Health::lost, std::memory_order_relaxed);
-    return;
-  }
-  longest_step_ns_ = header.longest_step_ns;
-  // Looking more often than 16 times a step gains a client nothing and costs a CPU target its
-  // cores.
-  pacer_.set_max_interval_us(
-      std::clamp(static_cast<uint32_t>(longest_step_ns_ / 16'000), config_.max_poll_interval_us,
-                 std::max(config_.max_poll_interval_us, kLongestIntervalUs)));
-  const OwnerSigns signs{.heartbeat = header.heartbeat,
-                         .longest_step_ns = longest_step_ns_,
-                         .has_stopped = header.stopped != 0};
-  switch (judge_.judge(signs, now)) {
-    case OwnerVerdict::beating:
-      health_.store(Health::serving, std::memory_order_relaxed);
-      break;
-    case OwnerVerdict::quiet:
-      break;
-    case OwnerVerdict::silent:
-      if (health() == Health::serving) health_.store(Health::stalled, std::memory_order_relaxed);
-      break;
-    case OwnerVerdict::stopped:
-      health_.store(Health::stopped, std::memory_order_relaxed);
-      break;
-  }
 }
 
 }  // namespace blink

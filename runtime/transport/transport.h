@@ -14,9 +14,9 @@
 //   only after
 //     all writes before it on this transport (release). So: payload first, command word last.
 //   - Other writes promise nothing between themselves until a word follows.
-//   - Reads of a batch happen in order; 8-byte words inside them come whole, and what was released
-//   before a
-//     word that was read is visible to every later read (acquire).
+//   - Reads of a batch happen in order, but for those that ask for none (ReadRequest::is_ordered);
+//     8-byte words inside them come whole, and what was released before a word that was read is
+//     visible to every later read (acquire).
 //   - The source of a write may be reused as soon as write returns.
 #ifndef BLINK_TRANSPORT_TRANSPORT_H
 #define BLINK_TRANSPORT_TRANSPORT_H
@@ -48,6 +48,8 @@ struct WriteRequest {
 struct ReadRequest {
   uint64_t offset;  // bytes from the ring's start
   std::span<std::byte> target;
+  // false: may be read beside those before it, back to the last ordered one.
+  bool is_ordered = true;
 };
 
 struct TransportInfo {

@@ -268,19 +268,19 @@ Status VerbsTransport::read(std::span<const ReadRequest> batch) {
   return Status::ok;
 }
 
-// Posts as many reads from (next, next_byte) on as fit the landing memory and one chain.
+// Posts as many reads from (next, next_byte) on as fit the landing memory.
 Status VerbsTransport::post_reads(std::span<const ReadRequest> batch, size_t& next,
                                   size_t& next_byte, uint64_t& last_index) {
   Chain chain;
   size_t landed = 0;
   std::unique_lock lock(mutex_);
-  while (next < batch.size() && chain.count < Chain::kCapacity) {
+  while (next < batch.size()) {
     const ReadRequest& request = batch[next];
     const size_t left = request.target.size() - next_byte;
     const size_t num_bytes = std::min(left, landing_.size() - landed);
     if (left != 0 && num_bytes == 0) break;
     if (left != 0) {
-      if (!window_.has_room(0)) {
+      if (chain.count == Chain::kCapacity || !window_.has_room(0)) {
         if (const Status status = post(chain); status != Status::ok) return status;
         if (const Status status = wait_for_room(lock, 0); status != Status::ok) return status;
       }
@@ -288,8 +288,8 @@ Status VerbsTransport::post_reads(std::span<const ReadRequest> batch, size_t& ne
       const SendWindow::Place place = window_.take(0, true);
       ibv_send_wr& posted = add(chain, IBV_WR_RDMA_READ, request.offset + next_byte,
                                 landing_.data() + landed, static_cast<uint32_t>(num_bytes), place);
-      // Reads of a batch happen in order: the fence holds this one until those before have landed.
-      if (landed != 0) posted.send_flags |= IBV_SEND_FENCE;
+      // The fence holds this one, and so those after it, until all before it have landed.
+      if (landed != 0 && request.is_ordered) posted.send_flags |= IBV_SEND_FENCE;
       last_index = place.index;
       landed += (num_bytes + 7) / 8 * 8;
       next_byte += num_bytes;

@@ -15,6 +15,14 @@ namespace blink::testing {
 
 // ---- link
 
+FaultyTransport::FaultyTransport(Link& link) : link_(link) {
+  connect();
+  const std::lock_guard lock(link_.ring_mutex);
+  const RingView ring(link_.ring);
+  output_offset_ = ring.layout().output_offset;
+  record_bytes_ = ring.sizes().output_record_bytes;
+}
+
 Status FaultyTransport::write(std::span<const WriteRequest> batch) {
   if (is_lost()) return Status::lost;
   return target_.load()->write(batch);
@@ -24,15 +32,40 @@ Status FaultyTransport::read(std::span<const ReadRequest> batch) {
   const uint32_t delay_us = link_.read_delay_us.load();
   if (delay_us > 0) std::this_thread::sleep_for(std::chrono::microseconds(delay_us));
   if (is_lost()) return Status::lost;
-  if (batch.size() == 2) {  // records, then their status
-    const uint64_t records = link_.records_since_poll += batch[0].target.size() / 8;
-    if (records > link_.most_records_a_pass) link_.most_records_a_pass = records;
-  } else if (batch[0].target.size() % sizeof(blink_slot_status) == 0 &&
-             batch[0].target.size() > sizeof(blink_slot_status)) {
-    ++link_.num_polls;
-    link_.records_since_poll = 0;
+  if (batch.size() > 1) {
+    count_output(batch);
+  } else if (batch[0].target.size() % sizeof(blink_slot_status) == 0) {
+    link_.output_reads_since_poll = 0;
+    if (batch[0].target.size() > sizeof(blink_slot_status)) {
+      ++link_.num_polls;
+      link_.records_since_poll = 0;
+    }
   }
   return target_.load()->read(batch);
+}
+
+// Records in any order, then statuses: the first of those must wait for all records, or a slot's
+// status could be older than what was read of it.
+void FaultyTransport::count_output(std::span<const ReadRequest> batch) {
+  uint64_t num_slots = 0;
+  bool has_status = false;
+  for (const ReadRequest& request : batch) {
+    const bool is_output = request.offset >= output_offset_;
+    CHECK(is_output || has_status || request.is_ordered);
+    CHECK(!is_output || !has_status);
+    has_status |= !is_output;
+    if (!is_output) continue;
+    ++num_slots;
+    link_.records_since_poll += request.target.size() / record_bytes_;
+  }
+  CHECK(has_status);
+  if (num_slots > 0) ++link_.num_output_reads;
+  link_.num_slots_read += num_slots;
+  const uint64_t num_reads = ++link_.output_reads_since_poll;
+  if (num_reads > link_.most_output_reads_a_pass) link_.most_output_reads_a_pass = num_reads;
+  if (link_.records_since_poll > link_.most_records_a_pass) {
+    link_.most_records_a_pass = link_.records_since_poll.load();
+  }
 }
 
 Status FaultyTransport::reconnect() {

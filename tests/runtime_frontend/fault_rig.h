@@ -27,6 +27,10 @@ struct Link {
   std::atomic<uint64_t> num_polls{0};            // bulk reads of the status table
   std::atomic<uint64_t> records_since_poll{0};
   std::atomic<uint64_t> most_records_a_pass{0};
+  std::atomic<uint64_t> num_output_reads{0};  // that bring records, of one slot or of many
+  std::atomic<uint64_t> num_slots_read{0};    // by those
+  std::atomic<uint64_t> output_reads_since_poll{0};
+  std::atomic<uint64_t> most_output_reads_a_pass{0};
   std::mutex ring_mutex;
   std::byte* ring = nullptr;  // under ring_mutex: what the next connection reaches
   uint64_t ring_bytes = 0;
@@ -34,7 +38,7 @@ struct Link {
 
 class FaultyTransport final : public Transport {
  public:
-  explicit FaultyTransport(Link& link) : link_(link) { connect(); }
+  explicit FaultyTransport(Link& link);
 
   using Transport::read;
   using Transport::write;
@@ -48,8 +52,11 @@ class FaultyTransport final : public Transport {
  private:
   void connect();
   bool is_lost();
+  void count_output(std::span<const ReadRequest> batch);
 
   Link& link_;
+  uint64_t output_offset_ = 0;  // the same in every ring of a rig, as is the next
+  uint64_t record_bytes_ = 0;
   std::atomic<bool> has_lost_{false};            // until reconnect, as a broken queue pair
   std::vector<std::shared_ptr<Transport>> all_;  // old ones stay: verbs may be inside them
   std::atomic<Transport*> target_{nullptr};

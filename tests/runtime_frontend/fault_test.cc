@@ -258,6 +258,24 @@ TEST(a_pass_takes_a_bounded_number_of_records) {
   rig.wait_until_at_rest();
 }
 
+// Over a link each read is a round trip: a pass must not make one for every slot with news.
+TEST(slots_are_read_together) {
+  Rig::Options options = Rig::defaults();
+  options.sizes.num_slots = 128;
+  options.owner.token_interval_us = 2000;
+  options.owner.pace = FakeOwner::Pace::lockstep;
+  Rig rig(options);
+  check_all_slots(rig, options.sizes.num_slots);
+  rig.wait_until_at_rest();
+  const Link& link = rig.link();
+  std::printf("%.1f slots a read, at most %u reads a pass\n",
+              static_cast<double>(link.num_slots_read) / static_cast<double>(link.num_output_reads),
+              static_cast<unsigned>(link.most_output_reads_a_pass));
+  // Full reads of 64 slots, and a started one for each of the reader's two lists.
+  CHECK(link.most_output_reads_a_pass <= 128 / RingClient::kMaxSlotsARead + 2);
+  CHECK(link.num_slots_read > link.num_output_reads);
+}
+
 // ---- many idle connections
 
 uint64_t resident_bytes() {

@@ -1,5 +1,6 @@
 // What every transport must do; runs over each that this machine has. And the ring's layout and
 // header.
+#include <array>
 #include <atomic>
 #include <cstring>
 #include <functional>
@@ -177,6 +178,44 @@ TEST(closed_transport_says_so) {
     CHECK(link.transport->read_object(0, value) == Status::closed);
     CHECK(link.transport->write_object(0, value) == Status::closed);
     CHECK(link.transport->flush() == Status::closed);
+  });
+}
+
+// The bug: a status that is older than the records read with it, so that another request's tokens
+// look like one's own. The owner marks the status before it reuses the records.
+TEST(an_ordered_read_waits_for_those_without_order) {
+  on_each([](Link& link) {
+    const RingLayout layout = ring_layout_from_sizes(small_sizes());
+    const RingView view(link.ring);
+    std::atomic<bool> is_over{false};
+    std::thread owner([&] {
+      for (uint64_t life = 1; !is_over; ++life) {
+        std::atomic_ref<uint64_t>(view.status(3)->word).store(life, std::memory_order_release);
+        for (uint32_t i = 0; i < 8; ++i) {
+          std::atomic_ref<uint64_t>(*reinterpret_cast<uint64_t*>(view.output_record(3, i)))
+              .store(life, std::memory_order_release);
+        }
+      }
+    });
+    const bool is_slow = runs_verbs() || link.name.ends_with("verbs");
+    const uint64_t offset = static_cast<uint64_t>(view.output_record(3, 0) - link.ring);
+    uint32_t num_older = 0;
+    for (int round = 0; round < (is_slow ? 300 : 20'000); ++round) {
+      std::array<uint64_t, 8> records{};
+      uint64_t status = 0;
+      std::array<ReadRequest, 9> batch;
+      for (uint32_t i = 0; i < 8; ++i) {
+        batch[i] = {offset + i * small_sizes().output_record_bytes,
+                    std::as_writable_bytes(std::span(&records[i], 1)), false};
+      }
+      batch[8] = {layout.status_offset + 3 * sizeof(blink_slot_status),
+                  std::as_writable_bytes(std::span(&status, 1)), true};
+      CHECK(link.transport->read(batch) == Status::ok);
+      for (const uint64_t record : records) num_older += record > status;
+    }
+    is_over = true;
+    owner.join();
+    CHECK_EQUAL(num_older, 0u);
   });
 }
 

@@ -9,6 +9,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <vector>
 
 namespace blink {
@@ -24,6 +25,7 @@ struct Region {
 };
 
 struct Request {
+  std::optional<ibv_wc_status> outcome;  // of a READ that ran before its turn to complete
   ibv_send_wr request{};
   ibv_sge piece{};
   std::vector<std::byte> inline_bytes;
@@ -107,8 +109,8 @@ ibv_wc_status run(const Queue& queue, const Request& posted) {
   if (peer == state().queues.end() || peer->second->peer != queue.qp.qp_num) {
     return IBV_WC_RETRY_EXC_ERR;  // nobody acknowledges
   }
-  const bool is_read = posted.request.opcode == IBV_WR_RDMA_READ;
-  const int wanted = is_read ? IBV_ACCESS_REMOTE_READ : IBV_ACCESS_REMOTE_WRITE;
+  const bool reads = posted.request.opcode == IBV_WR_RDMA_READ;
+  const int wanted = reads ? IBV_ACCESS_REMOTE_READ : IBV_ACCESS_REMOTE_WRITE;
   const uint64_t address = posted.request.wr.rdma.remote_addr;
   const uint32_t num_bytes = posted.piece.length;
   Region* remote = find(posted.request.wr.rdma.rkey, address, num_bytes, wanted);
@@ -119,10 +121,11 @@ ibv_wc_status run(const Queue& queue, const Request& posted) {
     return IBV_WC_SUCCESS;
   }
   Region* local =
-      find(posted.piece.lkey, posted.piece.addr, num_bytes, is_read ? IBV_ACCESS_LOCAL_WRITE : 0);
+      find(posted.piece.lkey, posted.piece.addr, num_bytes, reads ? IBV_ACCESS_LOCAL_WRITE : 0);
   if (local == nullptr) return IBV_WC_LOC_PROT_ERR;
   std::byte* here = local->memory + (posted.piece.addr - local->start);
-  if (is_read) {
+  if (reads) {
+    if (fake_card().before_read) fake_card().before_read();
     load(here, there, num_bytes);
   } else {
     store(there, here, num_bytes);
@@ -152,16 +155,35 @@ int post_send(ibv_qp* qp, ibv_send_wr* request, ibv_send_wr** refused) {
   return 0;
 }
 
+bool is_read(const Request& posted) { return posted.request.opcode == IBV_WR_RDMA_READ; }
+
+// READs that no fence keeps apart run in the order that would hurt most, the last one first; they
+// complete in order, as those of a reliable connection do.
+void run_reads_backwards(Queue& queue) {
+  size_t end = 0;
+  while (end < queue.pending.size() && is_read(queue.pending[end]) &&
+         (end == 0 || (queue.pending[end].request.send_flags & IBV_SEND_FENCE) == 0)) {
+    ++end;
+  }
+  while (end > 0) {
+    Request& posted = queue.pending[--end];
+    if (!posted.outcome) posted.outcome = run(queue, posted);
+  }
+}
+
 // Runs a few requests of the queues that report here.
 void work(ibv_cq* cq, CompletionQueue& completions) {
   for (auto& [number, queue] : state().queues) {
     if (queue->qp.send_cq != cq) continue;
     for (uint32_t i = 0; i < fake_card().requests_a_poll && !queue->pending.empty(); ++i) {
       if (!fake_card().answers) return;
+      if (queue->state != IBV_QPS_ERR) run_reads_backwards(*queue);
       const Request posted = std::move(queue->pending.front());
       queue->pending.pop_front();
-      const ibv_wc_status status =
-          queue->state == IBV_QPS_ERR ? IBV_WC_WR_FLUSH_ERR : run(*queue, posted);
+      ibv_wc_status status = IBV_WC_WR_FLUSH_ERR;
+      if (queue->state != IBV_QPS_ERR) {
+        status = posted.outcome ? *posted.outcome : run(*queue, posted);
+      }
       if (status != IBV_WC_SUCCESS) queue->state = IBV_QPS_ERR;
       const bool is_signalled = (posted.request.send_flags & IBV_SEND_SIGNALED) != 0;
       if (status == IBV_WC_SUCCESS && !is_signalled) continue;
@@ -370,6 +392,7 @@ void FakeCard::reset() {
   requests_a_poll = 3;
   num_signalled = num_posted = num_fenced = 0;
   all_access = 0;
+  before_read = nullptr;
 }
 
 int FakeCard::num_live() const {

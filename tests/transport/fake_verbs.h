@@ -1,14 +1,16 @@
 // libibverbs with a card that is not there: the library's calls, answered by a small model of one.
 //
 // Work requests are copied when posted and run when their completion queue is polled, a few at a
-// time, so that completions come late. Memory that is not inline is read only then. The send queue
-// refuses more than its depth; its entries come free when a signalled completion is polled. So
-// staging that is reused too early, or an entry that is never signalled, fails a test.
+// time, so that completions come late; READs that no fence keeps apart run backwards. Memory that
+// is not inline is read only then. The send queue refuses more than its depth; its entries come
+// free when a signalled completion is polled. So staging that is reused too early, or an entry that
+// is never signalled, fails a test.
 #ifndef BLINK_TESTS_FAKE_VERBS_H
 #define BLINK_TESTS_FAKE_VERBS_H
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 
 #include "transport/verbs_library.h"
 
@@ -26,6 +28,8 @@ struct FakeCard {
   std::atomic<uint32_t> num_fenced{0};
   std::atomic<int> last_dmabuf_access{0};
   std::atomic<int> all_access{0};  // of every region, or-ed
+  // Called before each READ; touches memory only. Set while no front end is connected.
+  std::function<void()> before_read;
 
   void reset();
   // Objects of the library that were made and not released.

@@ -17,68 +17,12 @@
 #include "transport/tcp_socket.h"
 #include "transport/verbs.h"
 #include "transport/verbs_bootstrap.h"
+#include "verbs_host.h"
 
 namespace blink {
 namespace {
 
 using std::chrono::milliseconds;
-
-RingSizes small_sizes() {
-  RingSizes sizes;
-  sizes.num_slots = 16;
-  sizes.num_front_ends = 2;
-  sizes.max_prompt_tokens = 4096;
-  sizes.max_output_tokens = 64;
-  sizes.max_seqlen = 8192;
-  sizes.max_batch = 4;
-  sizes.vocab_size = 100;
-  sizes.num_kv_pages = 8;
-  return sizes;
-}
-
-// A ring in this process's memory and its owner.
-class Host {
- public:
-  explicit Host(uint64_t bundle_id = 5, uint16_t port = 0)
-      : num_bytes_(ring_layout_from_sizes(small_sizes()).ring_bytes),
-        memory_(static_cast<std::byte*>(std::aligned_alloc(4096, num_bytes_)), std::free) {
-    std::memset(memory_.get(), 0, num_bytes_);
-    create_ring({memory_.get(), num_bytes_}, small_sizes(), bundle_id);
-    VerbsRingMemory ring{.address = memory_.get(), .num_bytes = num_bytes_};
-    std::memcpy(&ring.header, memory_.get(), sizeof(ring.header));
-    VerbsOwnerConfig config{.host = "127.0.0.1", .port = port};
-    config.device.library = &fake_verbs();
-    config.bootstrap_timeout = milliseconds(300);
-    owner_ = serve_verbs(ring, config);
-  }
-
-  std::byte* bytes() const { return memory_.get(); }
-  uint64_t num_bytes() const { return num_bytes_; }
-  VerbsOwner& owner() const { return *owner_; }
-  uint16_t port() const { return owner_->port(); }
-
-  VerbsConnectConfig config() const {
-    VerbsConnectConfig config{.host = "127.0.0.1", .port = port()};
-    config.device.library = &fake_verbs();
-    config.bundle_id = 5;
-    config.client_id = 11;
-    config.transfer_timeout = milliseconds(2000);
-    return config;
-  }
-
- private:
-  uint64_t num_bytes_;
-  std::unique_ptr<std::byte, void (*)(void*)> memory_;
-  std::unique_ptr<VerbsOwner> owner_;
-};
-
-// Each test ends with nothing of the card left: the bug it guards is a leak on some path.
-void on_fresh_card(const std::function<void()>& test) {
-  fake_card().reset();
-  test();
-  CHECK_EQUAL(fake_card().num_live(), 0);
-  CHECK_EQUAL(fake_card().all_access & IBV_ACCESS_RELAXED_ORDERING, 0);
-}
 
 std::string why_refused(const std::function<void()>& action) {
   try {
@@ -230,35 +174,6 @@ TEST(late_completions_never_tear_what_was_written) {
     CHECK(transport->read(ReadRequest{base, found}) == Status::ok);
     CHECK(found == shadow);
     CHECK(std::memcmp(host.bytes() + base, shadow.data(), shadow.size()) == 0);
-  });
-}
-
-TEST(reads_of_a_batch_are_fenced_and_small_ones_go_together) {
-  on_fresh_card([] {
-    const Host host;
-    const auto transport = connect_verbs(host.config());
-    const uint64_t base = ring_layout_from_sizes(small_sizes()).prompt_offset;
-    for (uint32_t i = 0; i < 4096; ++i) {
-      std::memcpy(host.bytes() + base + 4 * i, &i, sizeof(i));
-    }
-    std::vector<std::vector<uint32_t>> targets;
-    std::vector<ReadRequest> batch;
-    for (uint32_t i = 0; i < 50; ++i) targets.emplace_back(i % 7);
-    uint32_t first = 0;
-    for (auto& target : targets) {
-      batch.push_back({base + 4 * first, std::as_writable_bytes(std::span(target))});
-      first += static_cast<uint32_t>(target.size());
-    }
-    fake_card().num_posted = 0;
-    fake_card().num_fenced = 0;
-    CHECK(transport->read(batch) == Status::ok);
-    first = 0;
-    for (const auto& target : targets) {
-      for (const uint32_t value : target) CHECK_EQUAL(value, first++);
-    }
-    const uint32_t num_empty = 8;  // 0, 7, 14 ...
-    CHECK_EQUAL(fake_card().num_posted.load(), 50 - num_empty);
-    CHECK(fake_card().num_fenced >= 50 - num_empty - 4);  // not the first of each chain
   });
 }
 
