@@ -30,7 +30,7 @@ _INIT = """#!/bin/sh
 /bin/busybox --install -s /bin
 export PATH=/bin
 mount -t proc p /proc; mount -t sysfs s /sys; mount -t devtmpfs d /dev
-mkdir -p /dev/shm; mount -t tmpfs t /dev/shm; mount -t tmpfs t /tmp
+mkdir -p /dev/shm; mount -t tmpfs t /dev/shm
 for module in $(cat /modules/order); do
   insmod /modules/$module || echo "insmod $module failed"
 done
@@ -59,11 +59,12 @@ class Guest:
     """What one machine is to run.
 
     `script` is busybox's sh, in a folder with `programs`; the variable PEER is the other guest's
-    address. `loss_percent` drops packets that it sends.
+    address. `files` lie at their paths from the root. `loss_percent` drops packets that it sends.
     """
 
     script: str
     programs: Mapping[str, Path] = field(default_factory=dict)
+    files: Mapping[str, bytes] = field(default_factory=dict)
     loss_percent: float = 0
     has_peer: bool = False
     number: int = 1
@@ -154,6 +155,7 @@ def _files(guest: Guest) -> Iterator[tuple[str, bytes]]:
     peer = f"10.77.0.{3 - guest.number}"
     script = f"PEER={peer}; SELF=10.77.0.{guest.number}; LINK={netdev}\n{guest.script}"
     yield "t/script", script.encode()
+    yield from guest.files.items()
     (provider,) = Path("/").glob(PROVIDERS[1:])
     yield "etc/libibverbs.d/rxe.driver", b"driver rxe\n"
     library = next(provider.parent.parent.glob("libibverbs.so.1"))
@@ -166,7 +168,7 @@ def _files(guest: Guest) -> Iterator[tuple[str, bytes]]:
     }
     for name, path in binaries.items():
         yield name, path.read_bytes()
-        for needed in _needed_libraries(path):
+        for needed in needed_libraries(path):
             yield needed.lstrip("/"), Path(needed).read_bytes()
 
 
@@ -177,7 +179,8 @@ def _tool(name: str) -> str:
 
 
 @functools.cache
-def _needed_libraries(path: Path) -> tuple[str, ...]:
+def needed_libraries(path: Path) -> tuple[str, ...]:
+    """Return the shared libraries that a program or a library of this machine loads."""
     listing = subprocess.run(["ldd", str(path)], capture_output=True, text=True).stdout
     return tuple(re.findall(r"(/\S+\.so\S*)", listing))
 
