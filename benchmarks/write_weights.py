@@ -105,6 +105,7 @@ def write_weights(bundle: Path) -> tuple[int, float]:
             )
         )
     manifest["files"] += entries
+    manifest.pop("sha256", None)  # of what it was
     path.write_text(json.dumps(manifest))
     return sum(entry["bytes"] for entry in entries), time.monotonic() - started
 

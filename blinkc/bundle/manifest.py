@@ -1,11 +1,12 @@
 """The manifest of a bundle: manifest.json -> `Manifest`, checked; needs only pydantic.
 
-The manifest names every file of the bundle with its size and SHA-256. What is not named is not
-read.
+The manifest names every file of the bundle with its size and SHA-256, and holds its own. What is
+not named is not read.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from pathlib import PurePosixPath
@@ -218,6 +219,7 @@ class Manifest(_Strict):
     """A bundle's table of contents."""
 
     schema_version: Literal[1]
+    sha256: Sha256 | None = None  # of the rest of this manifest; older bundles have none
     abi_version: Annotated[int, Field(ge=1, le=1 << 16)]
     model_name: Name
     architecture: Name
@@ -329,6 +331,7 @@ def manifest_from_bytes(data: bytes, *, where: str) -> Manifest:
         raise BlinkError(f"{where} has {len(data)} bytes; a manifest has at most {limit}")
     try:
         raw = json.loads(data)
+        digest = _digest(raw) if isinstance(raw, dict) else ""
     except (ValueError, RecursionError) as error:
         raise BlinkError(f"{where} is damaged: {_short(error)}", hint=hint) from None
     version = raw.get("schema_version") if isinstance(raw, dict) else None
@@ -338,6 +341,8 @@ def manifest_from_bytes(data: bytes, *, where: str) -> Manifest:
             f"{where} has schema version {version}; this is made for version {SCHEMA_VERSION}",
             hint=f"make it again: {rebuild}" if isinstance(rebuild, str) else hint,
         )
+    if isinstance(raw, dict) and raw.get("sha256") not in (None, digest):
+        raise BlinkError(f"{where} is damaged: it has other content than its SHA-256", hint=hint)
     try:
         # From text and not from `raw`: strict mode takes JSON arrays for tuples only there.
         return Manifest.model_validate_json(data)
@@ -346,9 +351,16 @@ def manifest_from_bytes(data: bytes, *, where: str) -> Manifest:
 
 
 def manifest_to_bytes(manifest: Manifest) -> bytes:
-    """Write a manifest: sorted keys, the same bytes for the same content."""
+    """Write a manifest with its SHA-256: sorted keys, the same bytes for the same content."""
     data: dict[str, Any] = manifest.model_dump(mode="json")
+    data["sha256"] = _digest(data)
     return (json.dumps(data, indent=1, sort_keys=True, ensure_ascii=True) + "\n").encode()
+
+
+def _digest(data: dict[str, Any]) -> str:
+    """Return the SHA-256 of a manifest's values but its own, whatever the spaces between them."""
+    rest = {name: value for name, value in data.items() if name != "sha256"}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
 
 def _first_problem(error: Exception) -> str:
