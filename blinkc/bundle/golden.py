@@ -191,7 +191,7 @@ class RingProbe:
         if (word >> 24) & 0xFF == constants["BLINK_STATE_FAILED"]:
             place = self._layout.status_offset + abi.offset_of("blink_slot_status", "error")
             error = int.from_bytes(self._ring.read(place, 4), "little")
-            raise BlinkError(f"the golden prompt failed with error {error} (abi.h)")
+            raise BlinkError(f"the golden prompt failed: {_error_name(error)}")
         count = word & constants["BLINK_MAX_NUM_GENERATED"]
         stride = self._limits.output_record_bytes
         records = self._ring.read(self._layout.output_offset, count * stride)
@@ -243,6 +243,15 @@ class RingProbe:
         words = (ctypes.c_uint32 * (len(covered) // 4)).from_buffer_copy(covered)
         request.checksum = payload_checksum([*words, *prompt_token_ids])
         self._ring.write(self._layout.request_offset, bytes(request))
+
+
+def _error_name(error: int) -> str:
+    """Return what abi.h calls an error of a slot, such as "out of pages"."""
+    prefix = "BLINK_ERROR_"
+    for name, value in abi.constants().items():
+        if name.startswith(prefix) and value == error:
+            return name.removeprefix(prefix).replace("_", " ").lower()
+    return f"error {error}"
 
 
 def _layout_from_limits(limits: Limits) -> abi.RingLayout:
