@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -14,6 +12,7 @@ import click
 
 import blinkc
 from blinkc.capture.plan_capture import CaptureConfig
+from blinkc.command_group import CommandGroup
 from blinkc.config import (
     DTYPES,
     ENGINES,
@@ -23,11 +22,7 @@ from blinkc.config import (
     bytes_from_text,
 )
 from blinkc.engine_commands import engine_options, rebuild_command, take_engine_options
-from blinkc.errors import BlinkError, InternalError
 from blinkc.progress import Progress
-
-EXIT_USER_ERROR = 1
-EXIT_INTERNAL_ERROR = 70  # EX_SOFTWARE
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -42,30 +37,9 @@ is the axis's limit, "2k" is 2048. Grids of several clauses of one kind are unit
 """
 
 
-class _Group(click.Group):
-    """Shows a `BlinkError` without traceback and sets the exit code."""
-
-    def main(self, *args: Any, **kwargs: Any) -> Any:
-        try:
-            return super().main(*args, **kwargs)
-        except BlinkError as error:
-            print(f"blinkc: {error}", file=sys.stderr)
-            sys.exit(EXIT_USER_ERROR)
-        except OSError as error:  # a full disk, a folder that may not be written
-            if os.environ.get("BLINK_DEBUG"):
-                raise
-            print(f"blinkc: {error}", file=sys.stderr)
-            sys.exit(EXIT_USER_ERROR)
-        except InternalError as error:
-            if os.environ.get("BLINK_DEBUG"):
-                raise
-            print(f"blinkc: a bug of blinkc: {error}", file=sys.stderr)
-            print("please report it; BLINK_DEBUG=1 shows where", file=sys.stderr)
-            sys.exit(EXIT_INTERNAL_ERROR)
-
-
 @click.group(
-    cls=_Group,
+    cls=CommandGroup,
+    program="blinkc",
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 @click.version_option(blinkc.__version__, prog_name="blinkc")

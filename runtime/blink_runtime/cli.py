@@ -9,23 +9,12 @@ from typing import Any
 import click
 
 from blink_runtime import __version__
-from blink_runtime.cli_http import http_options
+from blink_runtime.cli_http import PORT, THREADS, Seconds, http_options
 from blink_runtime.cli_roles import serve_dpu, serve_gpu, slim
-from blinkc.errors import BlinkError
+from blinkc.command_group import CommandGroup
 
 
-class _Group(click.Group):
-    """Shows a `BlinkError` without a traceback and exits 1."""
-
-    def invoke(self, ctx: click.Context) -> Any:
-        try:
-            return super().invoke(ctx)
-        except BlinkError as error:
-            click.echo(f"blink-runtime: {error}", err=True)
-            ctx.exit(1)
-
-
-@click.group(cls=_Group)
+@click.group(cls=CommandGroup, program="blink-runtime")
 @click.version_option(__version__)
 def main() -> None:
     """Serve bundles made by blinkc."""
@@ -34,16 +23,21 @@ def main() -> None:
 @main.command()
 @click.argument("bundle", type=click.Path(exists=True, path_type=Path))
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@click.option("--port", default=8000, show_default=True, help="Port; 0 takes any free one.")
+@click.option(
+    "--port", default=8000, type=PORT, show_default=True, help="Port; 0 takes any free one."
+)
 @http_options
 @click.option(
-    "--threads", default=0, help="Threads of the cpu target; 0: all that this process may use."
+    "--threads",
+    default=0,
+    type=THREADS,
+    help="Threads of the cpu target; 0: all that this process may use.",
 )
 @click.option("--no-golden", is_flag=True, help="Skip the golden prompt at start.")
 @click.option(
     "--weights-from",
     multiple=True,
-    type=click.Path(path_type=Path),
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
     help="Folder with weight files that the bundle refers to; may be repeated.",
 )
 @click.option(
@@ -94,7 +88,13 @@ def tokenize(bundle: Path, text: str | None, decode: bool, pieces: bool) -> None
 @main.command()
 @click.option("--ring", "ring_name", help="Name of the ring; default: the only one running.")
 @click.option("--once", is_flag=True, help="Print one view and end.")
-@click.option("--interval", default=0.5, show_default=True, help="Seconds between two views.")
+@click.option(
+    "--interval",
+    default=0.5,
+    type=Seconds(min=0.01, max=3600),
+    show_default=True,
+    help="Seconds between two views.",
+)
 def top(ring_name: str | None, once: bool, interval: float) -> None:
     """Watch slots, lanes, pages and steps of a running server."""
     from blink_runtime.top import run_top
@@ -112,7 +112,13 @@ def top(ring_name: str | None, once: bool, interval: float) -> None:
     type=click.Path(dir_okay=False, path_type=Path),
     help="File to write, for ui.perfetto.dev or chrome://tracing.",
 )
-@click.option("--seconds", default=5.0, show_default=True, help="How long to watch.")
+@click.option(
+    "--seconds",
+    default=5.0,
+    type=Seconds(min=0, max=86400),
+    show_default=True,
+    help="How long to watch.",
+)
 def trace(ring_name: str | None, output: Path, seconds: float) -> None:
     """Record the steps and requests of a running server."""
     from blink_runtime.step_trace import run_trace

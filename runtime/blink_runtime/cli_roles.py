@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import click
 
-from blink_runtime.cli_http import http_options
+from blink_runtime.cli_http import THREADS, Seconds, http_options
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -17,7 +17,12 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 def link_options(function: _Function) -> _Function:
     """Add what both ends of a link are told."""
     for option in (
-        click.option("--gid-index", default=-1, help="-1: the RoCE v2 one of an IPv4 address."),
+        click.option(
+            "--gid-index",
+            default=-1,
+            type=click.IntRange(-1, 255),
+            help="-1: the RoCE v2 one of an IPv4 address.",
+        ),
         click.option(
             "--rdma-device", default="", help="Such as mlx5_0; default: the one with the address."
         ),
@@ -42,12 +47,12 @@ def link_options(function: _Function) -> _Function:
     help="HOST:PORT that front ends come to, on the link's own network; over shm a name: /blink-a.",
 )
 @link_options
-@click.option("--threads", default=0, help="Threads of the cpu target; 0: all.")
+@click.option("--threads", default=0, type=THREADS, help="Threads of the cpu target; 0: all.")
 @click.option("--no-golden", is_flag=True, help="Skip the golden prompt at start.")
 @click.option(
     "--weights-from",
     multiple=True,
-    type=click.Path(path_type=Path),
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
     help="Folder with weight files that the bundle refers to; may be repeated.",
 )
 @click.option(
@@ -105,13 +110,13 @@ def serve_gpu(
 @click.option(
     "--front-end",
     default=0,
-    type=click.IntRange(min=0),
+    type=click.IntRange(0, 15),
     help="Which of the ring's slot ranges to take; one process each.",
 )
 @click.option(
     "--wait",
     default=300.0,
-    type=click.FloatRange(min=0, max=86400),
+    type=Seconds(min=0, max=86400),
     show_default=True,
     help="Seconds for an owner that is not there yet.",
 )

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from blink_runtime.cuda_driver import MappedBuffer, check, driver
+from blink_runtime.shared_ring import create_ring
 from blinkc.closing import Closing
 from blinkc.errors import BlinkError
 
@@ -35,7 +36,7 @@ class GpuRing(Closing):
         self.num_bytes = sizes.ring_bytes
         self._pinned: MappedBuffer | None = None
         self._registered = 0
-        ring = _native.Ring.create(name, sizes)
+        ring = create_ring(name, sizes)
         try:
             self.address = self._register(ring.address)
             self.ring = ring

@@ -19,6 +19,7 @@ from blink_runtime.codec import load_codec
 from blink_runtime.cpu_target import CpuTarget
 from blink_runtime.hash_check import HashCheck
 from blink_runtime.load_cache import LoadCache
+from blink_runtime.shared_ring import create_ring
 from blinkc.bundle.golden import (
     NUM_GOLDEN_TOKENS,
     HostBytes,
@@ -155,9 +156,7 @@ def start_on_gpu(
 
 def make_ring(manifest: Manifest) -> _native.Ring:
     """Make the ring in shared memory, with the sizes that the bundle was compiled for."""
-    from blink_runtime import _native
-
-    return _native.Ring.create(f"/blink-{os.getpid()}", ring_sizes(manifest))
+    return create_ring(f"/blink-{os.getpid()}", ring_sizes(manifest))
 
 
 def ring_sizes(manifest: Manifest) -> _native.RingSizes:
@@ -325,7 +324,10 @@ def process_age_s() -> float:
 
 
 def _stop_event() -> threading.Event:
-    """Return an event that SIGINT and SIGTERM set; a second signal ends the process at once."""
+    """Return an event that SIGINT and SIGTERM set; a second signal ends the process at once.
+
+    SIGHUP, which would end the process too, is ignored until `reload_on_signal`.
+    """
     event = threading.Event()
 
     def on_signal(number: int, _frame: object) -> None:
@@ -336,6 +338,7 @@ def _stop_event() -> threading.Event:
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, on_signal)
         signal.signal(signal.SIGTERM, on_signal)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
     return event
 
 

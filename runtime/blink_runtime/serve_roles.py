@@ -183,7 +183,7 @@ def _open_ring(
         host, port = host_and_port(link.address)
         owner = ring.open_link(host=host, port=port, device=link.device, gid_index=link.gid_index)
     except _native.RingError as error:
-        raise BlinkError(str(error)) from error
+        raise BlinkError(str(error), hint="is another serve-gpu there?") from error
     stack.callback(owner.close)
     _say(f"ready after {process_age_s():.1f} s: ring at {host}:{owner.port} over {owner.device}")
     return owner

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from blink_runtime.top import STATES, open_ring
+from blink_runtime.shared_ring import open_ring
+from blink_runtime.top import STATES
 
 if TYPE_CHECKING:
     from blink_runtime import _native
@@ -76,12 +77,13 @@ def run_trace(ring_name: str | None, output: Path, seconds: float) -> None:
     """
     ring, name = open_ring(ring_name)
     stop = threading.Event()
-    previous = signal.signal(signal.SIGINT, lambda *_: stop.set())
-    try:
-        recording = record(ring, seconds, stop)
-    finally:
-        signal.signal(signal.SIGINT, previous)
-    output.write_text(json.dumps(trace_document(recording, name)))
+    with output.open("w", encoding="utf-8") as file:  # before the watch, which would be for nothing
+        previous = signal.signal(signal.SIGINT, lambda *_: stop.set())
+        try:
+            recording = record(ring, seconds, stop)
+        finally:
+            signal.signal(signal.SIGINT, previous)
+        file.write(json.dumps(trace_document(recording, name)))
     click.echo(f"{output}: {describe(recording)}")
 
 

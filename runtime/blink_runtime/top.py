@@ -8,17 +8,15 @@ from __future__ import annotations
 import sys
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from blinkc.errors import BlinkError
+from blink_runtime.shared_ring import open_ring
 
 if TYPE_CHECKING:
     from blink_runtime import _native
 
-SHARED_MEMORY = Path("/dev/shm")
 STATES = (
     "empty", "prefill pending", "prefilling", "decoding", "paused", "completed", "failed",
 )  # fmt: skip
@@ -59,31 +57,6 @@ def run_top(ring_name: str | None, *, once: bool, interval_s: float) -> None:
             previous = sample
     except KeyboardInterrupt:
         return
-
-
-def open_ring(ring_name: str | None) -> tuple[_native.Ring, str]:
-    """Open a ring in shared memory, and say its name.
-
-    Raises:
-        BlinkError: there is no such ring, or several and none was named.
-    """
-    from blink_runtime import _native
-
-    name = ring_name or find_ring()
-    try:
-        return _native.Ring.open(name), name
-    except _native.RingError as error:
-        raise BlinkError(f"ring {name}: {error}", hint="is the server running?") from error
-
-
-def find_ring() -> str:
-    """Return the name of the only ring on this machine."""
-    names = sorted("/" + path.name for path in SHARED_MEMORY.glob("blink-*"))
-    if not names:
-        raise BlinkError("no server is running here", hint="start one: blink-runtime run BUNDLE")
-    if len(names) > 1:
-        raise BlinkError(f"several rings: {', '.join(names)}", hint="choose one with --ring NAME")
-    return names[0]
 
 
 def take_sample(ring: _native.Ring) -> Sample:

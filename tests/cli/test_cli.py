@@ -12,7 +12,8 @@ import pytest
 from click.testing import CliRunner
 
 from blinkc import model_facts
-from blinkc.cli import EXIT_USER_ERROR, main
+from blinkc.cli import main
+from blinkc.command_group import EXIT_USER_ERROR
 from blinkc.config import CompileConfig, bytes_from_text
 from blinkc.errors import BlinkError
 from blinkc.model_facts import ModelFacts

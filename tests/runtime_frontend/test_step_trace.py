@@ -130,6 +130,13 @@ def test_command_names_a_missing_ring() -> None:
     assert "is the server running?" in done.output
 
 
+def test_a_file_that_cannot_be_written_is_named_before_the_watch(ring: Any) -> None:
+    words = ["trace", "--ring", ring.name, "-o", "/nonexistent/out.json", "--seconds", "3600"]
+    done = CliRunner().invoke(main, words)
+    assert done.exit_code == 1
+    assert done.output == "blink-runtime: /nonexistent/out.json: No such file or directory\n"
+
+
 def test_metrics_follow_the_trace(server: Any) -> None:
     """The front end reads steps that it did not ask for, by kind."""
 

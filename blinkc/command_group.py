@@ -1,0 +1,53 @@
+"""The command lines' outermost group: errors that a user can fix -> one message, no traceback."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+import click
+
+from blinkc.errors import BlinkError, InternalError
+
+EXIT_USER_ERROR = 1
+EXIT_INTERNAL_ERROR = 70  # EX_SOFTWARE
+
+
+class CommandGroup(click.Group):
+    """Shows errors without traceback, after the program's name, and sets the exit code.
+
+    Args:
+        program: the name that errors begin with.
+    """
+
+    def __init__(self, *args: Any, program: str, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._program = program
+
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return super().main(*args, **kwargs)
+        except BlinkError as error:
+            self._fail(str(error), EXIT_USER_ERROR)
+        except OSError as error:  # a full disk, a folder that may not be written
+            if os.environ.get("BLINK_DEBUG"):
+                raise
+            self._fail(_text_of(error), EXIT_USER_ERROR)
+        except InternalError as error:
+            if os.environ.get("BLINK_DEBUG"):
+                raise
+            print(f"{self._program}: a bug of {self._program}: {error}", file=sys.stderr)
+            print("please report it; BLINK_DEBUG=1 shows where", file=sys.stderr)
+            sys.exit(EXIT_INTERNAL_ERROR)
+
+    def _fail(self, text: str, code: int) -> None:
+        print(f"{self._program}: {text}", file=sys.stderr)
+        sys.exit(code)
+
+
+def _text_of(error: OSError) -> str:
+    """Return what the system said, after the file where it names one."""
+    if not error.strerror:
+        return str(error)
+    return f"{error.filename}: {error.strerror}" if error.filename else error.strerror

@@ -1,0 +1,74 @@
+"""Rings in shared memory: made by a server, found and opened by whoever looks on."""
+
+from __future__ import annotations
+
+import fcntl
+import struct
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from blinkc.errors import BlinkError
+
+if TYPE_CHECKING:
+    from blink_runtime import _native
+
+SHARED_MEMORY = Path("/dev/shm")
+_MAKER_LOCK = 1 << 40  # kMakerLock of transport/shared_memory.cc
+_FLOCK = "hhqqi4x"  # struct flock: type, whence, start, length, pid
+
+
+def create_ring(name: str, sizes: _native.RingSizes) -> _native.Ring:
+    """Make a ring in shared memory.
+
+    Raises:
+        BlinkError: a size is out of range, or there is no room.
+    """
+    from blink_runtime import _native
+
+    try:
+        return _native.Ring.create(name, sizes)
+    except _native.RingError as error:
+        raise BlinkError(
+            str(error), hint=f"the ring needs room in {SHARED_MEMORY} (containers: --shm-size)"
+        ) from error
+
+
+def open_ring(ring_name: str | None) -> tuple[_native.Ring, str]:
+    """Open the ring of a running server, and say its name.
+
+    Raises:
+        BlinkError: there is no such ring, its server is dead, or there are several and none was
+            named.
+    """
+    from blink_runtime import _native
+
+    name = ring_name or find_ring()
+    try:
+        ring = _native.Ring.open(name)
+    except _native.RingError as error:
+        raise BlinkError(f"ring {name}: {error}", hint="is the server running?") from error
+    if not has_living_maker(SHARED_MEMORY / name.lstrip("/")):
+        raise BlinkError(f"ring {name} is left over from a server that died", hint="start one")
+    return ring, name
+
+
+def find_ring() -> str:
+    """Return the name of the only ring of a running server on this machine."""
+    paths = sorted(SHARED_MEMORY.glob("blink-*"))
+    names = ["/" + path.name for path in paths if has_living_maker(path)]
+    if not names:
+        raise BlinkError("no server is running here", hint="start one: blink-runtime run BUNDLE")
+    if len(names) > 1:
+        raise BlinkError(f"several rings: {', '.join(names)}", hint="choose one with --ring NAME")
+    return names[0]
+
+
+def has_living_maker(path: Path) -> bool:
+    """Return whether a process holds the lock that a ring's maker takes; takes none itself."""
+    wanted = struct.pack(_FLOCK, fcntl.F_WRLCK, 0, _MAKER_LOCK, 1, 0)
+    try:
+        with path.open("rb") as file:
+            found = fcntl.fcntl(file.fileno(), fcntl.F_OFD_GETLK, wanted)
+    except OSError:
+        return False
+    return bool(struct.unpack(_FLOCK, found)[0] != fcntl.F_UNLCK)

@@ -1,0 +1,63 @@
+"""Rings of living servers are found; what a dead one left is told from them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+from click.testing import CliRunner
+
+from blinkc.errors import BlinkError
+
+_native = pytest.importorskip("blink_runtime._native", reason="the native module is not built")
+
+from blink_runtime.cli import main  # noqa: E402
+from blink_runtime.shared_ring import (  # noqa: E402
+    SHARED_MEMORY,
+    create_ring,
+    has_living_maker,
+    open_ring,
+)
+
+from .fake_server import ring_sizes  # noqa: E402
+
+NAME = f"/test-shared-ring-{os.getpid()}"  # of a family that no server's start clears
+DIE_WITH_A_RING = """
+import os, signal, sys
+from blink_runtime import _native
+sizes = _native.RingSizes(num_slots=1, max_prompt_tokens=1, max_output_tokens=1, max_seqlen=2,
+                          max_batch=1, vocab_size=2, page_size_tokens=1, num_kv_pages=2)
+ring = _native.Ring.create(sys.argv[1], sizes)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_living_ring_is_opened() -> None:
+    ring = create_ring(NAME, ring_sizes())
+    assert has_living_maker(SHARED_MEMORY / NAME.lstrip("/"))
+    assert open_ring(ring.name)[1] == NAME
+
+
+def test_what_a_dead_server_left_is_no_ring_to_watch() -> None:
+    """The bug: `top` and `trace` took it for one of several servers, or showed it as if it ran."""
+    path = SHARED_MEMORY / NAME.lstrip("/")
+    subprocess.run([sys.executable, "-c", DIE_WITH_A_RING, NAME], check=False, timeout=60)
+    try:
+        assert path.exists()
+        assert not has_living_maker(path)
+        done = CliRunner().invoke(main, ["top", "--once", "--ring", NAME])
+        assert done.exit_code == 1
+        assert "from a server that died" in done.output
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def test_a_ring_that_cannot_be_made_is_an_error_in_words() -> None:
+    """The bug: a traceback of the native module's own error."""
+    ring = create_ring(NAME, ring_sizes())
+    with pytest.raises(BlinkError, match="cannot create"):
+        create_ring(ring.name, ring_sizes())
+    with pytest.raises(BlinkError, match="max_batch is 0"):
+        create_ring(NAME, ring_sizes(max_batch=0))
