@@ -44,9 +44,10 @@ finally:
                 continue
             places[file] = file
             parent = sys.modules.get(name.rpartition(".")[0])
-            if hasattr(parent, "__path__") and not hasattr(module, "__path__"):
+            beside = getattr(parent, "__path__", None) and getattr(parent, "__file__", None)
+            if beside and not hasattr(module, "__path__"):
                 # Where it is found without the finder of an editable installation.
-                places[file] = os.path.join(parent.__path__[0], os.path.basename(file))
+                places[file] = os.path.join(os.path.dirname(beside), os.path.basename(file))
         with open(os.environ["BLINK_NEEDED_FILES"], "w") as out:
             json.dump(places, out)
 """
