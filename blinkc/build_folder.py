@@ -144,11 +144,11 @@ class BuildFolder(Closing):
 
 
 def replace_folder(new: Path, place: Path) -> None:
-    """Move `new` to `place`; what was there is moved aside first and then removed."""
+    """Move `new` to `place`; what was there is moved aside, beside `new`, and then removed."""
     new.chmod(0o755)
     old = None
     if place.exists():
-        old = Path(tempfile.mkdtemp(prefix=f".new-old-{place.name}-", dir=place.parent))
+        old = Path(tempfile.mkdtemp(prefix=f".new-old-{place.name}-", dir=new.parent))
         os.replace(place, old / "old")
     os.replace(new, place)
     if old is not None:

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shutil
-import tempfile
 from pathlib import Path
 
 from blinkc.bundle.manifest import MANIFEST_NAME, Manifest
 from blinkc.bundle.reader import Bundle, open_bundle
 from blinkc.errors import BlinkError
+from blinkc.staging import staging_folder
 
 
 def front_end_files(manifest: Manifest) -> frozenset[str]:
@@ -44,30 +43,21 @@ def copy_front_end(path: Path, folder: Path) -> int:
     """Write the front end's part of the bundle `path` into a new folder; return its bytes.
 
     Raises:
-        BlinkError: `folder` exists or cannot be made, or the bundle is damaged.
+        BlinkError: `folder` exists, or the bundle is damaged.
+        OSError: `folder` cannot be made.
     """
     if folder.exists():
         raise BlinkError(f"{folder} exists already", hint="choose another folder")
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
-    except OSError as error:
-        raise BlinkError(
-            f"{folder} cannot be made: {error.strerror}", hint="choose another folder"
-        ) from error
     num_bytes = 0
-    try:
-        with open_front_end_bundle(path) as bundle:
-            for name in (MANIFEST_NAME, *sorted(front_end_files(bundle.manifest))):
-                data = bundle.manifest_bytes() if name == MANIFEST_NAME else bundle.read_bytes(name)
-                target = temporary / name
-                target.parent.mkdir(parents=True, exist_ok=True)
-                target.write_bytes(data)
-                num_bytes += len(data)
-        temporary.chmod(0o755)
-        os.replace(temporary, folder)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+    with open_front_end_bundle(path) as bundle, staging_folder(folder) as staging:
+        whole = staging / "bundle"
+        for name in (MANIFEST_NAME, *sorted(front_end_files(bundle.manifest))):
+            data = bundle.manifest_bytes() if name == MANIFEST_NAME else bundle.read_bytes(name)
+            target = whole / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(data)
+            num_bytes += len(data)
+        os.replace(whole, folder)
     return num_bytes
 
 

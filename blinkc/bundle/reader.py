@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import platform
 import re
-import shutil
 import stat
 import tarfile
 import tempfile
@@ -25,6 +24,7 @@ from blinkc.bundle.manifest import (
 from blinkc.bundle.weights import BundleWeights, FileSpan
 from blinkc.closing import Closing
 from blinkc.errors import BlinkError
+from blinkc.staging import staging_folder
 
 COPY_AGAIN = "copy the bundle again, or make it again with blinkc bundle"
 # CPU flags that a march needs, as /proc/cpuinfo names them.
@@ -377,18 +377,13 @@ def extract_archive(bundle: Bundle, folder: Path) -> None:
         raise BlinkError(f"{bundle.path} is a folder already")
     if folder.exists():
         raise BlinkError(f"{folder} exists already", hint="choose another folder")
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
-    try:
+    with staging_folder(folder) as staging:
+        whole = staging / "bundle"
         for path in (MANIFEST_NAME, *(entry.path for entry in bundle.manifest.files)):
-            target = temporary / path
+            target = whole / path
             target.parent.mkdir(parents=True, exist_ok=True)
             _copy_span(bundle._spans[path], target)
-        temporary.chmod(0o755)
-        os.replace(temporary, folder)
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
+        os.replace(whole, folder)
 
 
 def _cpu_flags() -> frozenset[str]:

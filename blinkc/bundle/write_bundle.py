@@ -6,9 +6,7 @@ import json
 import os
 import shutil
 import tarfile
-import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -45,6 +43,7 @@ from blinkc.engine.segment_engines import ENGINE_FACTS
 from blinkc.errors import BlinkError
 from blinkc.progress import Progress
 from blinkc.provenance import all_tool_versions
+from blinkc.staging import staging_folder
 
 if TYPE_CHECKING:
     from blinkc.capture.plan import CapturePlan
@@ -81,7 +80,7 @@ def write_bundle(config: BundleConfig, progress: Progress) -> Manifest:
     _check_output(config.output, config.archive)
     with (
         BuildFolder(config.build, create=False) as build,
-        _staging(config.output) as staging,
+        staging_folder(config.output) as staging,
     ):
         _check_stages(build)
         folder = staging / "bundle"
@@ -320,17 +319,6 @@ def _check_output(output: Path, archive: bool) -> None:
     is_empty = output.is_dir() and not archive and not any(output.iterdir())
     if not is_ours and not is_empty:
         raise BlinkError(f"{output} exists and is not a bundle", hint="choose another place for -o")
-
-
-@contextmanager
-def _staging(output: Path) -> Iterator[Path]:
-    """Give a folder beside the output, on the same file system; it is removed at the end."""
-    output.parent.mkdir(parents=True, exist_ok=True)
-    staging = Path(tempfile.mkdtemp(prefix=f".{output.name}-", dir=output.parent))
-    try:
-        yield staging
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
 
 
 def _write_archive(folder: Path, manifest: Manifest, path: Path) -> None:
