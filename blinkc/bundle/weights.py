@@ -175,5 +175,5 @@ def convert(array: Any, from_dtype: str, to_dtype: str) -> Any:
 def _numpy_dtype(dtype: str) -> str:
     return {
         "fp32": "<f4", "fp16": "<f2", "bf16": "<u2", "int32": "<i4", "int64": "<i8",
-        "uint8": "u1", "int8": "i1", "bool": "?",
+        "uint8": "u1", "int8": "i1", "bool": "?", "fp8": "u1",
     }[dtype]  # fmt: skip

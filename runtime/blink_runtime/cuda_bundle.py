@@ -12,7 +12,7 @@ from blink_runtime.device_launch import check_launches
 from blink_runtime.load_cache import LoadCache
 from blink_runtime.weight_upload import WeightUpload
 from blinkc.capture.plan import CapturePlan, plan_from_json
-from blinkc.engine.tensorrt_api import load_tensorrt
+from blinkc.engine.tensorrt_api import PACKAGES, load_tensorrt
 from blinkc.errors import BlinkError
 
 if TYPE_CHECKING:
@@ -85,7 +85,9 @@ def open_cache(bundle: Bundle, context: Context) -> LoadCache:
     from blink_runtime.cublaslt import library_version
 
     spec = context.spec
-    return LoadCache(bundle.manifest, spec.name, spec.driver_version, library_version())
+    has_products = bundle.manifest.target.engine not in PACKAGES  # else plans do them
+    version = library_version() if has_products else 0
+    return LoadCache(bundle.manifest, spec.name, spec.driver_version, version)
 
 
 def choose_placement(
@@ -159,7 +161,7 @@ def load_cuda_target(
         context=context,
         progress=say,
     )
-    cache.update(algorithms=target.products.algorithms)
+    cache.update(algorithms=target.products.algorithms if target.products else {})
     report = target.report
     say(
         f"{report.num_graphs} graphs of {report.num_nodes // max(report.num_graphs, 1)} nodes in "

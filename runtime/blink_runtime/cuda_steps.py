@@ -53,6 +53,7 @@ class CudaSteps:
 
     Args:
         launches: the launch list, as JSON gives it.
+        products: of the launch list's products; None where it has none.
         keys: every key that will be asked for; scratch is sized for the largest.
         engines: runs what the launch list gives to TensorRT.
     """
@@ -61,7 +62,7 @@ class CudaSteps:
         self,
         launches: dict[str, Any],
         kernels: CudaKernels,
-        products: CublasLt,
+        products: CublasLt | None,
         addresses: ModelAddresses,
         step: StepAddresses,
         keys: Sequence[GraphKey],
@@ -165,6 +166,7 @@ class CudaSteps:
                 m = _rows(entry, key)
                 if not self._streams(entry, m) and not self._is_narrow(entry, m):
                     weights = self._weights_of_shape[entry["n"], entry["k"]]
+                    assert self._products is not None
                     self._products.choose(
                         _product_shape(entry, m),
                         self._address(entry["x"]),
@@ -213,6 +215,7 @@ class CudaSteps:
         elif self._streams(entry, m):
             launch(self._kernels.gemv(x, weight, bias, out, m, n, k), stream)
         else:
+            assert self._products is not None
             self._products.product(_product_shape(entry, m), x, weight, bias, out, stream)
 
     def _expand(self, entry: dict[str, Any], key: GraphKey) -> list[Launch]:

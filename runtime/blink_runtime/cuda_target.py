@@ -120,7 +120,9 @@ class CudaTarget(Closing):
             page_size_tokens=plan.page_size_tokens,
         )
         self.kernels = CudaKernels(self.kernels_module, self.context.spec)
-        self.products = CublasLt(files.algorithms)
+        # Where plans do all products, cuBLASLt need not be installed.
+        has_products = any(step["op"] == "gemm" for step in files.launches["steps"])
+        self.products = CublasLt(files.algorithms) if has_products else None
         started = time.monotonic()
         self.addresses = self._allocate(files.launches)
         self.launches = files.launches
@@ -161,7 +163,7 @@ class CudaTarget(Closing):
             num_graphs=len(self.execs),
             num_nodes=self._num_nodes,
             graph_bytes=free_before - self.context.free_bytes(),
-            num_measured=self.products.num_measured,
+            num_measured=self.products.num_measured if self.products else 0,
         )
         self._host: HostPlacement | None = None
         self._mailbox: MappedBuffer | None = None
@@ -351,7 +353,8 @@ class CudaTarget(Closing):
         self.steps.close()
         if self.engines is not None:
             self.engines.close()
-        self.products.close()
+        if self.products is not None:
+            self.products.close()
         self.step.close()
         if self._mailbox is not None:
             self._mailbox.close()

@@ -146,6 +146,25 @@ def test_a_key_runs_what_was_chosen_for_it(
     assert (kinds.count("kernel") > 1) == (not profiles)  # `finish` always runs
 
 
+def test_a_step_of_plans_alone_wants_no_cublaslt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards a machine with TensorRT and without cuBLASLt 13, such as one with 8.6."""
+    launches = launches_with(has_kernels=False)
+    launches["steps"] = [step for step in launches["steps"] if step["op"] == "engine"]
+    monkeypatch.setattr(cuda_steps, "launch", lambda item, stream: None)
+    ran: list[int] = []
+    engines: Any = SimpleNamespace(
+        choice=lambda engine, key: 0, enqueue=lambda engine, *_: ran.append(engine)
+    )
+    kernels: Any = SimpleNamespace(finish=lambda step: "finish")
+    step: Any = SimpleNamespace(input_ids=16, positions=32, sample_token=48)
+    addresses = ModelAddresses(arena=0x1000, weights=(256, 512, 768, 1024), kv_layers=(4096,))
+    steps = CudaSteps(launches, kernels, None, addresses, step, KEYS, engines)
+    stream: Any = None
+    steps.tune(PROMPT, stream)
+    steps.enqueue(PROMPT, stream)
+    assert ran == [0, 1]
+
+
 def test_the_fastest_is_chosen_and_a_tie_stays_with_the_kernels() -> None:
     model = half_decoder()
     engine = engine_of(model, 0, has_kernels=True)
