@@ -60,16 +60,7 @@ def compile_gpu_model(
     """
     engines = _segment_engines(built, plan)
     model = render_cuda_model(segmented, plan, engines)
-    kept = build_folder / KEPT_CUBINS
-    cubins: dict[str, bytes] = {}
-    for architecture in config.architecture.split(","):
-        suffix = f".{architecture}" if "," in config.architecture else ""
-        cubins[f"scheduler{suffix}"] = _kept(
-            kept, architecture, scheduler, partial(compile_cuda, scheduler, architecture)
-        )
-        cubins[f"kernels{suffix}"] = _kept(
-            kept, architecture, model.source, partial(compile_kernels, model.source, architecture)
-        )
+    cubins = keep_cubins(config.architecture, scheduler, model.source, build_folder)
     for name, image in cubins.items():
         (folder / f"{name}.cubin").write_bytes(image)
     launches, facts = model.launches, engine_facts(built, list(engines.values()))
@@ -92,6 +83,23 @@ def compile_gpu_model(
         (folder / ENGINE_FACTS).write_text(json.dumps(facts, indent=1))
         shutil.copytree(build_folder / "engine" / "engines", folder / "engines")
     return {"kernels.cu": model.source}
+
+
+def keep_cubins(
+    architectures: str, scheduler: Mapping[str, str], kernels: str, build_folder: Path
+) -> dict[str, bytes]:
+    """Return the cubins of both sources for each architecture, from BUILD or compiled into it."""
+    kept = build_folder / KEPT_CUBINS
+    cubins: dict[str, bytes] = {}
+    for architecture in architectures.split(","):
+        suffix = f".{architecture}" if "," in architectures else ""
+        cubins[f"scheduler{suffix}"] = _kept(
+            kept, architecture, scheduler, partial(compile_cuda, scheduler, architecture)
+        )
+        cubins[f"kernels{suffix}"] = _kept(
+            kept, architecture, kernels, partial(compile_kernels, kernels, architecture)
+        )
+    return cubins
 
 
 def _segment_engines(built: Mapping[str, Any], plan: CapturePlan) -> dict[int, SegmentEngine]:
