@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <cstring>
 #include <chrono>
+#include <stdexcept>
 #include <thread>
 #include <vector>
 
@@ -185,4 +186,15 @@ extern "C" uint32_t test_team(uint32_t threads, uint32_t runs, uint32_t phases, 
     }
   }
   return work.wrong;
+}
+
+// Starts a team and ends it; 1 and what was said when the system gives fewer threads.
+extern "C" int test_start_team(uint32_t threads, char* error, uint32_t error_bytes) {
+  try {
+    Team team(threads);
+    return 0;
+  } catch (const std::runtime_error& e) {
+    std::strncpy(error, e.what(), error_bytes - 1);
+    return 1;
+  }
 }

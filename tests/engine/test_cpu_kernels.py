@@ -5,6 +5,9 @@ from __future__ import annotations
 import ctypes
 import math
 import os
+import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -388,3 +391,22 @@ def test_threads_follow_the_affinity_mask(kernels: ctypes.CDLL) -> None:
     finally:
         os.sched_setaffinity(0, allowed)
     assert 1 <= kernels.test_usable_cpus() <= len(allowed)
+
+
+START_MANY_THREADS = """
+import ctypes, resource, sys
+resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))
+kernels = ctypes.CDLL(sys.argv[1])
+error = ctypes.create_string_buffer(200)
+code = kernels.test_start_team(ctypes.c_uint32(4096), error, 200)
+print(code, error.value.decode())
+"""
+
+
+def test_threads_that_the_system_does_not_give_are_an_error(kernels: ctypes.CDLL) -> None:
+    """The bug: the process was aborted, "terminate called without an active exception"."""
+    done = subprocess.run(
+        [sys.executable, "-c", START_MANY_THREADS, kernels._name],
+        capture_output=True, text=True, timeout=120, check=True,
+    )  # fmt: skip
+    assert re.match(r"1 [0-9]+ of 4096 threads started: .+", done.stdout)

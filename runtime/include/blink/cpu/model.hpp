@@ -82,7 +82,10 @@ using ZeroedArray = std::unique_ptr<T[], FreeDelete>;
 template <typename T>
 ZeroedArray<T> allocate_zeroed(size_t count) {
   void* memory = std::calloc(std::max<size_t>(count, 1), sizeof(T));
-  if (!memory) throw std::bad_alloc();
+  if (!memory) {
+    throw std::runtime_error("no memory for " + std::to_string(count) + " values of " +
+                             std::to_string(sizeof(T)) + " bytes");
+  }
   return ZeroedArray<T>(static_cast<T*>(memory));
 }
 

@@ -12,7 +12,9 @@
 #include <charconv>
 #include <cstdint>
 #include <cstdio>
+#include <exception>
 #include <memory>
+#include <stdexcept>
 #include <string>
 #include <thread>
 #include <vector>
@@ -92,22 +94,24 @@ struct Job {
 // missed taken and runs through them. Tags keep it out of phases that use the same slot later.
 class Team {
  public:
-  // num_threads 0: as many as the process may use.
+  // num_threads 0: as many as the process may use. Throws std::runtime_error when the system gives
+  // fewer.
   explicit Team(uint32_t num_threads)
       : num_threads_(num_threads ? num_threads : usable_cpus()),
         finished_(std::make_unique<std::atomic<uint32_t>[]>(num_threads_)) {
-    for (uint32_t i = 1; i < num_threads_; ++i) {
-      threads_.emplace_back([this, i] { serve(i); });
+    try {
+      for (uint32_t i = 1; i < num_threads_; ++i) {
+        threads_.emplace_back([this, i] { serve(i); });
+      }
+    } catch (const std::exception& error) {
+      const size_t started = threads_.size();
+      end_threads();
+      throw std::runtime_error(std::to_string(started + 1) + " of " + std::to_string(num_threads_) +
+                               " threads started: " + error.what());
     }
   }
 
-  ~Team() {
-    stop_.store(true, std::memory_order_relaxed);
-    // release: pairs with the acquire in serve(), which then reads stop_
-    start_.fetch_add(1, std::memory_order_release);
-    wake();
-    for (std::thread& thread : threads_) thread.join();
-  }
+  ~Team() { end_threads(); }
 
   Team(const Team&) = delete;
   Team& operator=(const Team&) = delete;
@@ -230,6 +234,14 @@ class Team {
     const uint64_t word = slot.done.load(std::memory_order_acquire);
     const uint64_t found = word >> kCountBits;
     return found > tag || (found == tag && (word & kCountMask) == num_chunks);
+  }
+
+  void end_threads() {
+    stop_.store(true, std::memory_order_relaxed);
+    // release: pairs with the acquire in serve(), which then reads stop_
+    start_.fetch_add(1, std::memory_order_release);
+    wake();
+    for (std::thread& thread : threads_) thread.join();
   }
 
   // Whoever changed what a thread may wait for calls this. seq_cst against the sleeper's count and
