@@ -99,9 +99,15 @@ def _write_content(
     config: BundleConfig, build: BuildFolder, folder: Path, progress: Progress
 ) -> Manifest:
     files = WeightFiles(build, config.weights_from)
-    segmented = load_segmented(build.stage_folder("segment"), files)
+    try:
+        segmented = load_segmented(build.stage_folder("segment"), files)
+        plan = stages.load_plan(build)
+    except (KeyError, TypeError) as error:  # a field that came or went
+        raise BlinkError(
+            f"{config.build} was made by another version of blinkc",
+            hint="run blinkc compile again with the same options",
+        ) from error
     spec = segmented.spec
-    plan = stages.load_plan(build)
     facts = build.read_json(f"codegen/{stages.FACTS_NAME}")
     _copy_code(build, folder)
     tokenizer = write_tokenizer(

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from blinkc import artifacts
 from blinkc.bundle import write_bundle as module
 from blinkc.bundle.cross_check import cross_check
 from blinkc.bundle.manifest import MANIFEST_NAME, Manifest, manifest_to_bytes
@@ -167,6 +168,17 @@ def test_unfinished_build_is_refused(build: Path, tmp_path: Path) -> None:
     with pytest.raises(BlinkError, match="codegen is missing or damaged") as caught:
         write_bundle(BundleConfig(build=tmp_path / "b", output=tmp_path / "out"), QUIET)
     assert "blinkc compile" in caught.value.hint
+
+
+def test_build_of_another_version_is_refused(
+    build: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bug: a build without a field that had been added since ended in a KeyError."""
+    monkeypatch.setattr(artifacts, "_weights_from_json", lambda data, files: data[0]["new field"])
+    with pytest.raises(BlinkError, match="another version of blinkc") as caught:
+        write_bundle(BundleConfig(build=build, output=tmp_path / "b"), QUIET)
+    assert "blinkc compile" in caught.value.hint
+    assert not list(tmp_path.iterdir())
 
 
 def test_build_with_a_stage_of_other_options_is_refused(
