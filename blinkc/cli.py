@@ -101,7 +101,7 @@ def _model_options(function: _Function) -> _Function:
         ),
         click.option(
             "--random-weights",
-            type=int,
+            type=click.IntRange(0, (1 << 63) - 1),
             metavar="SEED",
             help="Draw weights instead of reading them.",
         ),
@@ -151,7 +151,7 @@ def _config_from_options(options: dict[str, Any]) -> CompileConfig:
 )
 @click.option(
     "--weights-from",
-    type=click.Path(path_type=Path),
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
     multiple=True,
     help="Where weights lie that have moved.",
 )
@@ -214,7 +214,7 @@ def plan_command(as_json: bool, **options: Any) -> None:
 )
 @click.option(
     "--weights-from",
-    type=click.Path(path_type=Path),
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
     multiple=True,
     help="Where weights lie that have moved.",
 )
@@ -288,7 +288,7 @@ def inspect_command(bundle: Path, as_json: bool) -> None:
 @click.argument("bundle", type=click.Path(path_type=Path))
 @click.option(
     "--weights-from",
-    type=click.Path(path_type=Path),
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
     multiple=True,
     help="Where referenced weights lie that have moved.",
 )

@@ -19,7 +19,7 @@ QUANTIZATIONS = ("fp8", "int4")
 _TARGET = re.compile(r"cpu|sm_[0-9]{2,3}[a-z]?(,sm_[0-9]{2,3}[a-z]?){0,7}")
 # Architectures whose own instructions need the "a" variant of the target.
 _NATIVE_VARIANTS = ("90", "100", "103", "120", "121")
-_SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([kmgt]?)i?b?", re.IGNORECASE)
+_SIZE = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,18})?)\s*([kmgt]?)i?b?", re.IGNORECASE)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -144,7 +144,8 @@ def bytes_from_text(text: str) -> int:
         BlinkError: it is no size.
     """
     match = _SIZE.fullmatch(text.strip())
-    if match is None:
+    power = " kmgt".index(match[2].lower() or " ") if match else 0
+    size = int(float(match[1]) * 1024**power) if match else 0
+    if size == 0:
         raise BlinkError(f"{text!r} is no memory size", hint="write 80g, 512m or bytes")
-    power = " kmgt".index(match[2].lower() or " ")
-    return int(float(match[1]) * 1024**power)
+    return size

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from blinkc.errors import BlinkError
@@ -21,8 +22,8 @@ class EngineOptions:
     def __post_init__(self) -> None:
         if self.level is not None and not 0 <= self.level <= 5:
             raise BlinkError(f"--engine-level is {self.level}; it goes from 0 to 5")
-        if self.budget_s < 0:
-            raise BlinkError(f"--engine-seconds is {self.budget_s:g}; it cannot be negative")
+        if not 0 <= self.budget_s < math.inf:  # nor is it nan
+            raise BlinkError(f"--engine-seconds is {self.budget_s:g}; it goes from 0 up")
         if self.num_profiles is not None and not 1 <= self.num_profiles <= MAX_PROFILES:
             raise BlinkError(
                 f"--engine-profiles is {self.num_profiles}; it goes from 1 to {MAX_PROFILES}"

@@ -157,6 +157,27 @@ def test_memory_sizes(text: str, size: int) -> None:
 
 
 def test_memory_size_that_is_none() -> None:
-    for text in ("", "g", "-1g", "1x", "1e9"):
+    for text in ("", "g", "-1g", "1x", "1e9", "0", "0.0g", "9" * 400):
         with pytest.raises(BlinkError):
             bytes_from_text(text)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--random-weights", "-1"),
+        ("--random-weights", "99999999999999999999"),
+        ("--engine-seconds", "nan"),
+        ("--engine-seconds", "-1"),
+        ("--weights-from", "/nonexistent"),
+        ("--memory-budget", "0"),
+    ],
+    ids=" ".join,
+)
+def test_a_value_that_cannot_be_is_refused_before_anything_is_made(
+    words: tuple[str, str], tmp_path: Path
+) -> None:
+    output = tmp_path / "build"
+    code, text = invoke("compile", str(tmp_path), *words, "-o", str(output))
+    assert code in (1, 2) and words[1] in text
+    assert not output.exists()
