@@ -42,8 +42,8 @@ Outcome outcome_of(const HttpRequestParser& parser) {
   outcome.version = request.version;
   outcome.keeps_alive = request.keeps_alive;
   for (const std::string_view field :
-       {request.path, request.host, request.authorization, request.content_type, request.origin,
-        request.expect, request.request_id}) {
+       {request.path, request.host, request.authorization, request.content_type,
+        request.content_encoding, request.origin, request.expect, request.request_id}) {
     require(field.find_first_of(std::string_view("\r\n\0", 3)) == std::string_view::npos,
             "no field holds a line end or NUL");
     outcome.fields.append(field).append("\n");

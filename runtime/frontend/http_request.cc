@@ -329,6 +329,9 @@ void HttpRequestParser::read_field(std::string_view name, std::string_view value
     case 14:
       if (is("content-length")) read_content_length(value);
       return;
+    case 16:
+      if (is("content-encoding")) keep_once(content_encoding_);
+      return;
     case 17:
       if (is("transfer-encoding")) {
         if (has_encoding_) return fail(HttpFault::repeated_header);
@@ -368,6 +371,7 @@ void HttpRequestParser::end_head() {
   request_.host = at(host_);
   request_.authorization = at(authorization_);
   request_.content_type = at(content_type_);
+  request_.content_encoding = at(content_encoding_);
   request_.origin = at(origin_);
   request_.expect = at(expect_);
   request_.request_id = at(request_id_);

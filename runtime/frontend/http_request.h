@@ -63,6 +63,7 @@ struct HttpRequest {
   std::string_view host;
   std::string_view authorization;
   std::string_view content_type;
+  std::string_view content_encoding;
   std::string_view origin;
   std::string_view expect;
   std::string_view request_id;
@@ -131,7 +132,8 @@ class HttpRequestParser {
   std::string framing_;    // the line being read after the head: chunk sizes, trailers
   uint32_t num_headers_ = 0;
   uint32_t num_trailer_bytes_ = 0;
-  Place path_, host_, authorization_, content_type_, origin_, expect_, request_id_;
+  Place path_, host_, authorization_, content_type_, content_encoding_, origin_, expect_;
+  Place request_id_;
   bool has_host_ = false;
   bool has_length_ = false;
   bool has_encoding_ = false;

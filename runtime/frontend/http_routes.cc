@@ -109,6 +109,11 @@ std::optional<ApiError> refusal_of_head(const HttpRequest& request, Route route,
     return http_error(415, "unsupported_media_type",
                       "Send the body as 'Content-Type: application/json'.");
   }
+  if (!request.content_encoding.empty() &&
+      !equals_ignoring_case(request.content_encoding, "identity")) {
+    return http_error(415, "unsupported_content_encoding",
+                      "Send the body without a Content-Encoding.");
+  }
   return std::nullopt;
 }
 

@@ -43,6 +43,13 @@ std::string peer_key_of(const asio::ip::address& address) {
   return asio::ip::address_v6(bytes).to_string();
 }
 
+asio::ip::address address_of(const std::string& host) {
+  boost::system::error_code error;
+  const auto address = asio::ip::make_address(host == "localhost" ? "127.0.0.1" : host, error);
+  if (error) throw std::runtime_error("'" + host + "' is no IP address, nor localhost");
+  return address;
+}
+
 }  // namespace
 
 HttpServer::HttpServer(const FrontEndConfig& config)
@@ -57,9 +64,7 @@ HttpServer::HttpServer(const FrontEndConfig& config)
       random_(std::random_device{}()) {
   const std::string address = config.host + ":" + std::to_string(config.port);
   try {
-    const auto host =
-        asio::ip::make_address(config.host == "localhost" ? "127.0.0.1" : config.host);
-    const tcp::endpoint endpoint(host, config.port);
+    const tcp::endpoint endpoint(address_of(config.host), config.port);
     acceptor_.open(endpoint.protocol());
     acceptor_.set_option(asio::socket_base::reuse_address(true));
     acceptor_.bind(endpoint);

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -151,6 +151,12 @@ def test_chat_page(server: Server) -> None:
     assert response.text.rstrip().endswith("</html>")
 
 
+def test_host_that_is_no_address_is_named(make_server: Callable[..., Server]) -> None:
+    """The bug: it said "Invalid argument"."""
+    with pytest.raises(RuntimeError, match=r"'nosuch\.invalid' is no IP address"):
+        make_server(host="nosuch.invalid")
+
+
 def test_content_type(server: Server) -> None:
     # Forms and plain text could come from any web page a user visits.
     for kind, status in (
@@ -162,6 +168,18 @@ def test_content_type(server: Server) -> None:
         response = server.http.post("/v1/completions", content=BODY, headers={"Content-Type": kind})
         assert response.status_code == status, kind
     assert server.http.post("/v1/completions", content=BODY).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("encoding", "status"), [("gzip", 415), ("br", 415), ("identity", 200), ("IDENTITY", 200)]
+)
+def test_content_encoding(server: Server, encoding: str, status: int) -> None:
+    """The bug: the field was not looked at, so that a compressed body was called no JSON."""
+    headers = {"Content-Type": "application/json", "Content-Encoding": encoding}
+    response = server.http.post("/v1/completions", content=BODY, headers=headers)
+    assert response.status_code == status
+    if status == 415:
+        assert response.json()["error"]["code"] == "unsupported_content_encoding"
 
 
 @pytest.mark.parametrize(
