@@ -9,7 +9,11 @@ from pathlib import Path
 from blinkc.capture.plan_capture import CaptureConfig
 from blinkc.capture.shapes import parse_shapes
 from blinkc.engine.options import EngineOptions
-from blinkc.engine.tensorrt_api import PACKAGES, engines_with_quantized
+from blinkc.engine.tensorrt_api import (
+    PACKAGES,
+    check_quantized_targets,
+    engines_with_quantized,
+)
 from blinkc.errors import BlinkError
 
 STAGES = ("read", "segment", "engine", "capture", "codegen")
@@ -87,12 +91,13 @@ class CompileConfig:
                 hint=f"use {', '.join(QUANTIZATIONS)}",
             )
         if self.engine not in PACKAGES:
-            takers = " or ".join(engines_with_quantized(self.quantization))
+            takers = ", ".join(engines_with_quantized(self.quantization))
             raise BlinkError(
                 f"--quantization {self.quantization}: engine {self.resolved_engine} computes with "
                 f"weights in {self.resolved_dtype}",
-                hint=f"use --engine tensorrt-rtx or tensorrt ({takers})",
+                hint=f"{self.quantization} works with --engine {takers}",
             )
+        check_quantized_targets(self.quantization, self.targets)
 
     @property
     def on_gpu(self) -> bool:

@@ -44,7 +44,7 @@ def tensorrt_of(config: CompileConfig) -> tuple[TensorRtApi, GpuHere | None] | N
         api = load_tensorrt(config.engine)
         api.check_dtype(config.resolved_dtype)
         if config.quantization:
-            api.check_quantized(config.quantization, config.targets)
+            api.check_quantized(config.quantization)
         if api.named_targets:
             return api, None
         gpu = find_gpu()

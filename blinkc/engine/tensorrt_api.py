@@ -157,25 +157,19 @@ class TensorRtApi:
                 hint=f"compile with --dtype {self.traits.dtypes[-1]}, or with --engine cuda",
             )
 
-    def check_quantized(self, kind: str, targets: tuple[str, ...]) -> None:
-        """Refuse quantized weights that this version, or a GPU, does not take.
+    def check_quantized(self, kind: str) -> None:
+        """Refuse quantized weights that this version does not take as inputs.
 
         Raises:
             BlinkError: names what works.
         """
-        if kind not in self.traits.quantized:
-            works = ", ".join(self.traits.quantized) or "none"
-            raise BlinkError(
-                f"{self.title} does not take {kind} weights as inputs; it takes: {works}",
-                hint=f"{kind} works with {', '.join(engines_with_quantized(kind))}",
-            )
-        for target in targets:
-            number = int(target.removeprefix("sm_").rstrip("af"))
-            if number < OLDEST_QUANTIZED_TARGET[kind]:
-                works = ", ".join(f"{k} from sm_{n} on" for k, n in OLDEST_QUANTIZED_TARGET.items())
-                raise BlinkError(
-                    f"{self.title} does not take {kind} weights on {target}", hint=f"use {works}"
-                )
+        if kind in self.traits.quantized:
+            return
+        works = ", ".join(self.traits.quantized) or "none"
+        raise BlinkError(
+            f"{self.title} does not take {kind} weights as inputs; it takes: {works}",
+            hint=f"{kind} works with --engine {', '.join(engines_with_quantized(kind))}",
+        )
 
     def set_targets(self, config: Any, targets: tuple[str, ...]) -> None:
         """Name the GPUs to build for, "sm_89" and the like; none named: the one in this machine.
@@ -242,6 +236,18 @@ def engines_with_quantized(kind: str) -> list[str]:
     return sorted(
         f"{engine} {major}" for (engine, major), t in TABLE.items() if kind in t.quantized
     )
+
+
+def check_quantized_targets(kind: str, targets: tuple[str, ...]) -> None:
+    """Refuse GPUs that have no instructions for quantized weights of a kind.
+
+    Raises:
+        BlinkError: names what works.
+    """
+    for target in targets:
+        if int(target.removeprefix("sm_").rstrip("af")) < OLDEST_QUANTIZED_TARGET[kind]:
+            works = ", ".join(f"{k} from sm_{n} on" for k, n in OLDEST_QUANTIZED_TARGET.items())
+            raise BlinkError(f"{target} does not take {kind} weights", hint=f"use {works}")
 
 
 def load_tensorrt(engine: str) -> TensorRtApi:

@@ -8,11 +8,14 @@ from typing import Any
 
 import pytest
 
-from blink_runtime import cuda_steps
+from blink_runtime import cuda_steps, engine_choice
 from blink_runtime.cuda_steps import CudaSteps, ModelAddresses
 from blink_runtime.engine_choice import calls_of, choose, measured_keys
+from blinkc.bundle import inspect_bundle
+from blinkc.bundle.write_bundle import engine_entry
 from blinkc.capture.grid import GraphKey
 from blinkc.capture.plan_capture import CaptureConfig, plan_capture
+from blinkc.codegen.compile_model import engine_facts
 from blinkc.config import CompileConfig
 from blinkc.engine import build_engines
 from blinkc.engine.build_engines import building_bytes, engine_tools, tensorrt_of
@@ -261,6 +264,11 @@ def test_quantized_weights_are_for_plans_alone(monkeypatch: pytest.MonkeyPatch) 
         with pytest.raises(BlinkError, match=computes) as caught:
             config(engine, target, quantization="int4")
         assert "tensorrt-rtx 1" in caught.value.hint and "tensorrt 10" in caught.value.hint
+    config("tensorrt-rtx", "sm_89,sm_120", quantization="fp8")
+    config("tensorrt-rtx", "sm_80", quantization="int4")
+    with pytest.raises(BlinkError, match="sm_86 does not take fp8 weights") as caught:
+        config("tensorrt-rtx", "sm_120,sm_86", quantization="fp8")
+    assert "int4 from sm_80 on" in caught.value.hint
     with pytest.raises(BlinkError, match="--quantization int3 is unknown"):
         config("tensorrt", quantization="int3")
     pretend(monkeypatch, H200, "8.6.0")
@@ -297,3 +305,63 @@ def test_memory_of_building_is_summed_before_it_starts(monkeypatch: pytest.Monke
     assert "MiB of tensors" in said[0] and "NVIDIA H200" in said[0]
     with pytest.raises(BlinkError, match="does not fit"):
         build_engines._check_memory([model], 2000, None, replace(H200, free_bytes=1 << 20), print)
+
+
+def test_measuring_times_every_choice_and_says_what_it_saw(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a clock of ours instead of a GPU: plans win where they are faster, key by key, and what
+    was measured stands in the manifest and in `blinkc inspect`."""
+    launches = launches_with(has_kernels=True)
+    fast = {0: 5.0, 1: 8.0, OWN_KERNELS: 6.0}  # microseconds of one row
+    asked: list[tuple[int, int, GraphKey]] = []
+    made: list[Any] = []
+
+    class Target:
+        def __init__(self, **given: Any) -> None:
+            made.append(given)
+
+        def __enter__(self) -> Any:
+            return self
+
+        def __exit__(self, *_: Any) -> None:
+            pass
+
+    def timed(_target: Any, engine: int, choice: int, key: GraphKey) -> float:
+        asked.append((engine, choice, key))
+        rows = key.seqlen if key.kind == "prefill" else key.batch
+        gain = 0.2 if choice == 1 and engine == 0 else 1.0  # profile 1 of one segment scales
+        return fast[choice] * (1 + (rows - 1) * gain)
+
+    monkeypatch.setattr(engine_choice, "CudaTarget", Target)
+    monkeypatch.setattr(engine_choice, "_time", timed)
+    plan = plan_capture(half_decoder(), CaptureConfig(target="sm_90", max_batch=4, max_seqlen=64))
+    plan = replace(plan, keys=KEYS)
+    api: Any = None
+    found = engine_choice.measure_choices(
+        api=api, plan=plan, launches=launches, kernels=b"", plans={}
+    )
+    # Prefill of 32 rows, decode of 1 and of 4: profile 0 holds one row alone.
+    assert [engine.choices for engine in found.engines] == [
+        (1, 0, 1),
+        (OWN_KERNELS, 0, OWN_KERNELS),
+    ]
+    assert len(asked) == len(set(asked)) == 2 * (2 + 3 + 2)
+    assert made[0]["placement"] == "none" and made[0]["plan"].keys == tuple(measured_keys(KEYS))
+    assert found.timings["segment1"]["1 rows"] == {
+        "kernels": 6.0, "profile 0": 5.0, "profile 1": 8.0
+    }  # fmt: skip
+
+    segments = [engine.segment for engine in found.engines]
+    entries = [
+        {"segment": name, "plan": f"engines/{name}.plan", "model": f"engines/{name}.onnx",
+         "level": 2, "seconds": 1.0, "scratch_bytes": 64}
+        for name in segments
+    ]  # fmt: skip
+    ranges = [{"max_tokens": item.max_tokens} for item in RANGES]
+    built = {"tensorrt": {"engine": "tensorrt", "version": "10.0.1", "builds": {},
+                          "ranges": ranges, "plans": entries}}  # fmt: skip
+    facts = engine_facts(built, found.engines, found.timings)
+    entry = engine_entry(facts, facts["segments"][0])
+    assert entry.choice == {"profile 0": 1, "profile 1": 2}
+    target = SimpleNamespace(engines=(entry,), builds={})
+    ((_, text),) = inspect_bundle._engine_rows(target)  # type: ignore[arg-type]
+    assert "profile 1 for 2 keys" in text and "4 rows: kernels 24 us profile 1 12.8 us" in text

@@ -16,7 +16,7 @@ import pytest
 
 from blinkc.capture.plan_capture import CaptureConfig, plan_capture
 from blinkc.engine.options import EngineOptions
-from blinkc.engine.tensorrt_api import TensorRtApi, load_tensorrt
+from blinkc.engine.tensorrt_api import TensorRtApi, check_quantized_targets, load_tensorrt
 from blinkc.engine.tensorrt_build import TensorRtConfig, build_plan
 from blinkc.engine.tensorrt_model import engine_model
 from blinkc.engine.tensorrt_plans import BuiltPlan, build_plans
@@ -182,7 +182,7 @@ def test_quantized_weights_that_a_gpu_lacks_are_refused_by_rtx_too(
     for kind, target in (("fp8", "sm_86"), ("int4", "sm_75")):
         segment = quantize_products(shapes("SmolLM2-135M"), kind).segments[1]
         with pytest.raises(BlinkError, match="does not take"):
-            api.check_quantized(kind, (target,))
+            check_quantized_targets(kind, (target,))
         with pytest.raises(BlinkError, match="could not build") as caught:
             config = TensorRtConfig(targets=(target,))
             build_plan(api, engine_model(segment, api.traits), RANGES, config)
