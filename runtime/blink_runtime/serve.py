@@ -10,7 +10,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -343,4 +343,6 @@ def _stop_event() -> threading.Event:
 
 
 def _say(text: str) -> None:
-    print(text, flush=True)
+    """Tell the operator; a full disk, or a pipe that nobody reads any more, ends no server."""
+    with suppress(OSError):
+        print(text, flush=True)

@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import os
 import signal
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from blink_runtime.serve import reload_on_signal
+from blink_runtime.serve import _say, _stop_event, reload_on_signal
 
 from .fake_server import Server
+
+
+@pytest.fixture(autouse=True)
+def own_signals() -> Iterator[None]:
+    numbers = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
+    before = {number: signal.getsignal(number) for number in numbers}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 def test_hang_up_reloads(
@@ -25,17 +37,33 @@ def test_hang_up_reloads(
         headers = {"Authorization": f"Bearer {key}"}
         return server.http.get("/v1/models", headers=headers).status_code
 
-    previous = signal.getsignal(signal.SIGHUP)
-    try:
-        reload_on_signal(server.front_end)
-        keys.write_text("alice second-key\n", encoding="utf-8")
-        os.kill(os.getpid(), signal.SIGHUP)
-        assert (status("first-key"), status("second-key")) == (401, 200)
-        assert "read again" in capsys.readouterr().out
-        keys.unlink()
-        os.kill(os.getpid(), signal.SIGHUP)
-        said = capsys.readouterr().out
-        assert "the old ones stay" in said and str(keys) in said
-        assert status("second-key") == 200
-    finally:
-        signal.signal(signal.SIGHUP, previous)
+    reload_on_signal(server.front_end)
+    keys.write_text("alice second-key\n", encoding="utf-8")
+    os.kill(os.getpid(), signal.SIGHUP)
+    assert (status("first-key"), status("second-key")) == (401, 200)
+    assert "read again" in capsys.readouterr().out
+    keys.unlink()
+    os.kill(os.getpid(), signal.SIGHUP)
+    said = capsys.readouterr().out
+    assert "the old ones stay" in said and str(keys) in said
+    assert status("second-key") == 200
+
+
+def test_hang_up_during_the_start_ends_nothing() -> None:
+    """The bug: a log rotated while the model was loaded ended the process."""
+    stop = _stop_event()
+    os.kill(os.getpid(), signal.SIGHUP)
+    assert not stop.is_set()
+
+
+class FullDisk(io.StringIO):
+    def flush(self) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_an_output_that_is_full_ends_no_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bug: the next word about a token served, or a file read again, ended the process."""
+    output = FullDisk()
+    monkeypatch.setattr(sys, "stdout", output)
+    _say("ready")
+    assert output.getvalue() == "ready\n"
