@@ -93,7 +93,7 @@ def serve(path: Path, config: ServeConfig) -> int:
         _say(f"ready after {process_age_s():.1f} s: {front_end.url}/  (ring {ring.name})")
         _wait(front_end, stop)
         _say("stopping")
-        front_end.close(config.drain_s)
+        drain(front_end, config.drain_s)
         return 0
 
 
@@ -314,6 +314,18 @@ def _wait(front_end: FrontEnd, stop: threading.Event) -> None:
             _say(f"first token served {process_age_s():.1f} s after the start")
             break
     stop.wait()
+
+
+def drain(front_end: FrontEnd, patience_s: float) -> None:
+    """Close the front end; a second signal still ends the process at once.
+
+    A thread of its own waits inside the native code, where no handler of Python's runs.
+    """
+    closing = threading.Thread(
+        target=front_end.close, args=(patience_s,), name="blink-drain", daemon=True
+    )
+    closing.start()
+    closing.join()
 
 
 def process_age_s() -> float:

@@ -21,6 +21,7 @@ from blink_runtime.serve import (
     _say,
     _stop_event,
     check_golden,
+    drain,
     open_golden_cache,
     process_age_s,
     ring_sizes,
@@ -226,7 +227,7 @@ def serve_dpu(path: Path, config: ServeConfig, link: LinkConfig) -> int:
         )
         _report(front_end, way, stop)
         _say("stopping")
-        front_end.close(config.drain_s)
+        drain(front_end, config.drain_s)
         return 0
 
 

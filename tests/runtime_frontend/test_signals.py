@@ -1,4 +1,4 @@
-"""SIGHUP of a serving process: keys, certificate and log are read again, and it is said."""
+"""Signals of a serving process: SIGHUP reads files again, SIGTERM drains, a second one ends it."""
 
 from __future__ import annotations
 
@@ -7,14 +7,16 @@ import io
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from blink_runtime.serve import _say, _stop_event, reload_on_signal
+from blink_runtime.serve import _say, _stop_event, drain, reload_on_signal
 
-from .fake_server import Server
+from .fake_server import Server, wait_for
+from .test_http import connect, post
 
 
 @pytest.fixture(autouse=True)
@@ -54,6 +56,33 @@ def test_hang_up_during_the_start_ends_nothing() -> None:
     stop = _stop_event()
     os.kill(os.getpid(), signal.SIGHUP)
     assert not stop.is_set()
+
+
+def test_a_second_signal_ends_a_server_that_drains(
+    make_server: Callable[..., Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bug: it was handled once the drain was over, as the native code was waited in."""
+
+    def leave(status: int) -> None:
+        raise SystemExit(status)
+
+    monkeypatch.setattr(os, "_exit", leave)
+    server = make_server(owner={"token_interval_us": 50_000}, sizes={"max_output_tokens": 2000})
+    body = b'{"prompt": "x", "max_tokens": 2000, "ignore_eos": true}'  # would take 100 s
+    stop = _stop_event()
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert stop.is_set()
+    with connect(server) as connection:
+        connection.sendall(post(body))
+        wait_for(lambda: bool(server.ring.slots()), "the request to be in the ring")
+        timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM))
+        timer.start()
+        with pytest.raises(SystemExit, match="143"):
+            drain(server.front_end, 20.0)
+        assert server.front_end.stats()["requests_running"] == 1
+    for thread in threading.enumerate():  # the client has left, so that the drain ends
+        if thread.name == "blink-drain":
+            thread.join()
 
 
 class FullDisk(io.StringIO):
