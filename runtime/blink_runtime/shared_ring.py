@@ -64,11 +64,16 @@ def find_ring() -> str:
 
 
 def has_living_maker(path: Path) -> bool:
-    """Return whether a process holds the lock that a ring's maker takes; takes none itself."""
+    """Return whether a process holds the lock that a ring's maker takes; takes none itself.
+
+    Another user's ring counts as held: opening it will say what is wrong.
+    """
     wanted = struct.pack(_FLOCK, fcntl.F_WRLCK, 0, _MAKER_LOCK, 1, 0)
     try:
         with path.open("rb") as file:
             found = fcntl.fcntl(file.fileno(), fcntl.F_OFD_GETLK, wanted)
+    except PermissionError:
+        return True
     except OSError:
         return False
     return bool(struct.unpack(_FLOCK, found)[0] != fcntl.F_UNLCK)

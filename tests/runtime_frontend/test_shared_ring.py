@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -52,6 +53,16 @@ def test_what_a_dead_server_left_is_no_ring_to_watch() -> None:
         assert "from a server that died" in done.output
     finally:
         path.unlink(missing_ok=True)
+
+
+def test_the_ring_of_another_user_is_told_from_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards `top` from saying that no server is running here."""
+
+    def refuse(*_: object) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(Path, "open", refuse)
+    assert has_living_maker(SHARED_MEMORY / "blink-1")
 
 
 def test_a_ring_that_cannot_be_made_is_an_error_in_words() -> None:
