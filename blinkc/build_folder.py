@@ -158,11 +158,15 @@ def replace_folder(new: Path, place: Path) -> None:
 def write_atomically(path: Path, data: bytes) -> None:
     """Write a file so that a reader sees the old or the new content, never a part."""
     partial = path.with_name(f".{path.name}.{os.getpid()}")
-    with partial.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(partial, path)
+    try:
+        with partial.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    except BaseException:  # a full disk gets its bytes back
+        partial.unlink(missing_ok=True)
+        raise
 
 
 def hash_file(path: Path) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import signal
@@ -14,7 +15,7 @@ import pytest
 
 from blinkc import pipeline, stages
 from blinkc.artifacts import WeightFiles
-from blinkc.build_folder import BuildFolder
+from blinkc.build_folder import BuildFolder, write_atomically
 from blinkc.config import STAGES, CompileConfig
 from blinkc.errors import BlinkError
 from tests.cli import fake_stages
@@ -239,3 +240,23 @@ def test_moved_weights_are_found_by_content(tmp_path: Path) -> None:
         (moved / weights.name).write_bytes(b"WEIGHTS")
         with pytest.raises(BlinkError, match="missing or have changed"):
             WeightFiles(build, [moved]).path(digest)
+
+
+@pytest.mark.parametrize("content", [None, b"old"])
+def test_a_write_that_fails_gives_its_bytes_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes | None
+) -> None:
+    """The bug: a disk that was full kept the part that had been written."""
+
+    def fail(_descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    path = tmp_path / "manifest.json"
+    if content is not None:
+        path.write_bytes(content)
+    before = sorted(tmp_path.iterdir())
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(OSError, match="No space left"):
+        write_atomically(path, b"new")
+    assert sorted(tmp_path.iterdir()) == before
+    assert content is None or path.read_bytes() == content
