@@ -372,9 +372,12 @@ def main() -> None:
     parser.add_argument("bundle", type=Path)
     parser.add_argument("--rounds", type=int, default=3, help="of each measurement; medians count")
     parser.add_argument("--minutes", type=float, default=1.0, help="of the memory run; 0: none")
-    parser.add_argument("--only", help="one part, such as streams, chats or latency")
+    parser.add_argument(
+        "--only",
+        help="one part, such as streams, chats or latency; kept if --output names a record",
+    )
     parser.add_argument("--program", type=Path, help="a frontend_bench built before")
-    parser.add_argument("--output", type=Path, default=ROOT / "benchmarks/results/frontend.json")
+    parser.add_argument("--output", type=Path, help="default: benchmarks/results/frontend.json")
     parser.add_argument("--serve", metavar="RING", help=argparse.SUPPRESS)
     parser.add_argument("--connections", type=int, default=4096, help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -399,11 +402,18 @@ def main() -> None:
     if args.minutes == 0:
         parts.pop("memory")
     results = {name: run() for name, run in parts.items() if args.only in (None, name)}
-    if args.only:
-        return
-    record = {
+    run = {
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "command": "python benchmarks/bench_frontend.py BUNDLE " + " ".join(sys.argv[2:]),
+    }
+    if args.only:
+        if args.output:
+            record = json.loads(args.output.read_text())
+            record[args.only] = {**results[args.only], **run}
+            args.output.write_text(json.dumps(record, indent=1) + "\n")
+        return
+    record = {
+        **run,
         "hardware": f"{cpu_name()}, {len(cores)} cores for front end, ring owner and client",
         "tokenizer": "the bundle's own, compiled",
         "load_average": round(os.getloadavg()[0], 2),
@@ -411,7 +421,8 @@ def main() -> None:
         "bars": BARS,
         **results,
     }
-    args.output.write_text(json.dumps(record, indent=1) + "\n")
+    output = args.output or ROOT / "benchmarks/results/frontend.json"
+    output.write_text(json.dumps(record, indent=1) + "\n")
 
 
 def cpu_name() -> str:
