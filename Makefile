@@ -1,5 +1,5 @@
-# The commands of README.md. Everything lands in .venv, build and .demo; nothing outside the checkout
-# changes but system packages (only when they are missing).
+# The commands of README.md. Everything lands in .venv, build and .demo; outside the checkout change
+# system packages (only when they are missing) and caches: ~/.cache/blinkc (stages), ccache and pip.
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
 # Builds plans without a GPU; 228 MB, seconds to install. Empty: its tests are skipped.

@@ -21,6 +21,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
+from urllib.request import urlopen
 
 _FIRST, _DONE, _END = b"data: ", b"data: [DONE]", b"0\r\n\r\n"
 _RECEIVE_BYTES = 1 << 16
@@ -263,6 +264,13 @@ def summary(times: Sequence[RequestTimes]) -> dict[str, Any]:
     return result
 
 
+def first_model(url: str) -> str:
+    """Return the name of the first model that the server at `url` lists."""
+    with urlopen(f"{url.rstrip('/')}/v1/models", timeout=30) as answer:
+        name: str = json.load(answer)["data"][0]["id"]
+    return name
+
+
 def main() -> None:
     """Run one load and print its summary as JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -273,6 +281,7 @@ def main() -> None:
     parser.add_argument("--concurrency", type=int, default=0)
     parser.add_argument("--rate", type=float, default=0.0)
     parser.add_argument("--vocab-size", type=int, default=32000)
+    parser.add_argument("--model", help="default: the first that the server lists")
     options = parser.parse_args()
     load = Load(
         num_requests=options.requests,
@@ -281,6 +290,7 @@ def main() -> None:
         concurrency=options.concurrency,
         rate_per_s=options.rate,
         vocab_size=options.vocab_size,
+        model=options.model or first_model(options.url),
     )
     with LoadClient(options.url) as client:
         print(json.dumps(summary(client.run(load)), indent=1))

@@ -184,7 +184,10 @@ def _open_ring(
         host, port = host_and_port(link.address)
         owner = ring.open_link(host=host, port=port, device=link.device, gid_index=link.gid_index)
     except _native.RingError as error:
-        raise BlinkError(str(error), hint="is another serve-gpu there?") from error
+        hint = "is another serve-gpu there?" if "no RDMA device" not in str(error) else None
+        raise BlinkError(
+            str(error), hint=hint or "--transport shm for a front end on this machine"
+        ) from error
     stack.callback(owner.close)
     _say(f"ready after {process_age_s():.1f} s: ring at {host}:{owner.port} over {owner.device}")
     return owner
@@ -215,6 +218,7 @@ def serve_dpu(path: Path, config: ServeConfig, link: LinkConfig) -> int:
     stop = _stop_event()
     with ExitStack() as stack:
         bundle = stack.enter_context(open_front_end_bundle(path))
+        check_front_end_index(link.front_end_index, bundle.manifest.limits.num_front_ends)
         way = make_link(link, bundle_id(bundle.manifest))
         if not wait_for_ring(way, link.wait_s, stop):
             return 0
@@ -229,6 +233,19 @@ def serve_dpu(path: Path, config: ServeConfig, link: LinkConfig) -> int:
         _say("stopping")
         drain(front_end, config.drain_s)
         return 0
+
+
+def check_front_end_index(index: int, num_front_ends: int) -> None:
+    """Compare a front end's number with the ranges of slots that the bundle has.
+
+    Raises:
+        BlinkError: there is no such range.
+    """
+    if not 0 <= index < num_front_ends:
+        raise BlinkError(
+            f"--front-end {index}: the bundle's ring is for {num_front_ends}, counted from 0",
+            hint="blinkc compile --num-front-ends N, then blinkc bundle, makes one for N",
+        )
 
 
 def wait_for_ring(way: _native.Link, wait_s: float, stop: threading.Event) -> bool:

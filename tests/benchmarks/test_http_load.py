@@ -10,7 +10,14 @@ from typing import Any
 
 import pytest
 
-from benchmarks.http_load import Load, LoadClient, RequestTimes, percentile, summary
+from benchmarks.http_load import (
+    Load,
+    LoadClient,
+    RequestTimes,
+    first_model,
+    percentile,
+    summary,
+)
 
 fake_server = pytest.importorskip("tests.runtime_frontend.fake_server")
 
@@ -59,6 +66,11 @@ def test_closed_loop(url: str) -> None:
 def overlaps(times: list[RequestTimes]) -> list[int]:
     """How many requests were open at each request's start."""
     return [sum(o.due_ns <= t.due_ns < o.last_ns for o in times) for t in times]
+
+
+def test_the_model_is_asked_for(url: str) -> None:
+    """The bug: a name that no server has."""
+    assert first_model(url) == "fake"
 
 
 def test_fixed_rate_counts_from_when_a_request_was_due(url: str) -> None:

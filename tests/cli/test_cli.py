@@ -84,6 +84,8 @@ def invoke(*arguments: str) -> tuple[int, str]:
         (["compile", "/nowhere", "-o", "x"], "neither a file, a folder nor"),
         (["compile", "m", "--shapes", "decode:1..8"], "^"),
         (["compile", "m", "--target", "tpu"], "--target tpu is unknown"),
+        (["compile", "m", "--target", "sm_77"], "--target sm_77 is unknown"),
+        (["plan", "m", "--target", "sm_90,sm_999"], "--target sm_90,sm_999 is unknown"),
         (["compile", "m", "--dtype", "bf16"], "computes in fp32"),
         (["compile", "m", "--engine", "tensorrt"], "does not run on the cpu target"),
         (["compile", "m", "--max-batch", "0"], "--max-batch is 0"),

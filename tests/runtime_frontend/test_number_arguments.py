@@ -4,7 +4,7 @@ import pytest
 from click.testing import CliRunner
 
 from blink_runtime.cli import main
-from blink_runtime.serve_roles import host_and_port
+from blink_runtime.serve_roles import check_front_end_index, host_and_port
 from blink_runtime.tokenize import _ids_from_text
 from blinkc.errors import BlinkError
 
@@ -21,6 +21,15 @@ def test_a_port_that_is_no_number_is_refused(text):
 def test_a_token_id_that_is_no_number_is_refused(text):
     with pytest.raises(BlinkError, match="is no token id"):
         _ids_from_text(text, 100)
+
+
+@pytest.mark.parametrize("index", [2, -1, 2**31])
+def test_a_front_end_that_the_ring_has_no_slots_for_is_refused(index):
+    """The bug: a traceback, where the message before it had advised another number."""
+    with pytest.raises(BlinkError, match=f"--front-end {index}: ") as raised:
+        check_front_end_index(index, 2)
+    assert "--num-front-ends" in raised.value.hint
+    check_front_end_index(1, 2)
 
 
 def test_numbers_are_taken():
