@@ -5,7 +5,7 @@ so that their lengths are exact; times are CLOCK_MONOTONIC. Two shapes: `concurr
 time (what vLLM's client calls max-concurrency), or a fixed rate, where a request's clock starts
 when it was due, sent or not.
 
-`python benchmarks/http_load.py URL --prompt-tokens 64 --tokens 32 --requests 100 --concurrency 8`
+`python -m benchmarks.http_load URL --prompt-tokens 64 --tokens 32 --requests 100 --concurrency 8`
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import urlopen
+
+from blinkc.closing import Closing
 
 _FIRST, _DONE, _END = b"data: ", b"data: [DONE]", b"0\r\n\r\n"
 _RECEIVE_BYTES = 1 << 16
@@ -122,7 +124,7 @@ class _Connection:
         return int(self._received[place + 20 : place + 30].split(b",")[0].split(b"}")[0])
 
 
-class LoadClient:
+class LoadClient(Closing):
     """Runs loads against one server.
 
     Args:
@@ -220,12 +222,6 @@ class LoadClient:
         for connection in self._open:
             connection.socket.close()
         self._selector.close()
-
-    def __enter__(self) -> LoadClient:
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        self.close()
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
