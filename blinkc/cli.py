@@ -37,11 +37,7 @@ is the axis's limit, "2k" is 2048. Grids of several clauses of one kind are unit
 """
 
 
-@click.group(
-    cls=CommandGroup,
-    program="blinkc",
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-)
+@click.group(cls=CommandGroup, program="blinkc")
 @click.version_option(blinkc.__version__, prog_name="blinkc")
 def main() -> None:
     """Compile decoder models into bundles that a GPU, or a CPU, serves by itself."""

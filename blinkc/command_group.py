@@ -22,7 +22,8 @@ class CommandGroup(click.Group):
     """
 
     def __init__(self, *args: Any, program: str, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+        settings = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+        super().__init__(*args, context_settings=settings, **kwargs)
         self._program = program
 
     def main(self, *args: Any, **kwargs: Any) -> Any:

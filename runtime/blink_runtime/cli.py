@@ -14,11 +14,7 @@ from blink_runtime.cli_roles import serve_dpu, serve_gpu, slim
 from blinkc.command_group import CommandGroup
 
 
-@click.group(
-    cls=CommandGroup,
-    program="blink-runtime",
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-)
+@click.group(cls=CommandGroup, program="blink-runtime")
 @click.version_option(__version__)
 def main() -> None:
     """Serve bundles made by blinkc."""

@@ -184,10 +184,10 @@ def _open_ring(
         host, port = host_and_port(link.address)
         owner = ring.open_link(host=host, port=port, device=link.device, gid_index=link.gid_index)
     except _native.RingError as error:
-        hint = "is another serve-gpu there?" if "no RDMA device" not in str(error) else None
-        raise BlinkError(
-            str(error), hint=hint or "--transport shm for a front end on this machine"
-        ) from error
+        hint = "is another serve-gpu there?"
+        if "no RDMA device" in str(error):
+            hint = "--transport shm for a front end on this machine"
+        raise BlinkError(str(error), hint=hint) from error
     stack.callback(owner.close)
     _say(f"ready after {process_age_s():.1f} s: ring at {host}:{owner.port} over {owner.device}")
     return owner
