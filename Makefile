@@ -33,6 +33,7 @@ test: $(VENV)/.dev $(BUNDLE)/manifest.json
 
 test-slow: $(VENV)/.clients $(BUNDLE)/manifest.json
 	$(BIN)/python -m pytest -m "slow and not gpu" $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m "hypothesis and not gpu" --hypothesis-profile=random $(PYTEST_ARGS)
 
 fuzz: $(VENV)/.dev
 	$(BIN)/python fuzz/run.py $(SECONDS)

@@ -49,22 +49,27 @@ def build(compiler: str, targets: list[str]) -> None:
     subprocess.run(command, check=True, stdout=sys.stderr)
 
 
-def run(target: str, seconds: int) -> int:
-    """Fuzz one target; return the number of executions.
+def fuzz_for(target: str, seconds: int) -> int:
+    """Fuzz one target with new inputs, which are kept; return the number of executions."""
+    corpus = BUILD / "corpus" / target
+    corpus.mkdir(parents=True, exist_ok=True)
+    return run(target, corpus, f"-max_total_time={seconds}")
+
+
+def run(target: str, corpus: Path, *options: str, memory_mb: int = 2048) -> int:
+    """Run one target over `corpus` and its seeds; return the number of executions.
 
     Raises:
         RuntimeError: an input broke something; the message ends with the fuzzer's last lines.
     """
-    corpus = BUILD / "corpus" / target
-    corpus.mkdir(parents=True, exist_ok=True)
     done = subprocess.run(
         [
             *FROM_A_SHELL,
             str(BUILD / f"fuzz_{target}"),
-            f"-max_total_time={seconds}",
+            *options,
             f"-max_len={TARGETS[target]}",
             "-timeout=60",
-            "-rss_limit_mb=2048",
+            f"-rss_limit_mb={memory_mb}",
             "-print_final_stats=1",
             f"-artifact_prefix={BUILD}/{target}-",
             str(corpus),
@@ -92,7 +97,7 @@ def main() -> int:
         return 1
     build(compiler, targets)
     for target in targets:
-        print(f"{target}: {run(target, seconds)} executions in {seconds} s", flush=True)
+        print(f"{target}: {fuzz_for(target, seconds)} executions in {seconds} s", flush=True)
     return 0
 
 

@@ -101,9 +101,8 @@ def build_plans(
                 for number in missing
             ]
             # Where nothing is timed, plans are built side by side: on level 0 TensorRT takes the
-            # first tactic that works, and for a GPU that is not here it cannot time anything. Such
-            # plans also come out the same, from fresh processes. Elsewhere neighbours would
-            # disturb the timing.
+            # first tactic that works, and for a GPU that is not here it cannot time anything.
+            # Elsewhere neighbours would disturb the timing.
             is_timed = not targets and level > MIN_LEVEL
             groups = [jobs] if is_timed else [[job] for job in jobs]
             with _Workers(api, Path(scratch), say, note) as workers:

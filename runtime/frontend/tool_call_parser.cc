@@ -220,7 +220,7 @@ void ToolCallParser::scan_llama3(char byte, std::vector<ToolPiece>& out) {
   } else if (byte == ';' && is_after_call_ && may_close_) {
     may_close_ = false;
     return;
-  } else if (byte == '<' && !is_after_call_ && !spaces_.ends_with('>')) {
+  } else if (byte == '<' && !is_after_call_ && spaces_.find('<') == std::string::npos) {
     tag_ = kPythonTag;
     num_matched_ = 1;
     return;

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from blinkc.bundle.manifest import checked_path, manifest_from_bytes, manifest_to_bytes
@@ -138,7 +138,7 @@ def paths_of(data: Any, prefix: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     return found
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=300)
+@settings(max_examples=300)
 @given(st.data())
 def test_any_one_value_replaced_or_removed(good: dict[str, Any], data: st.DataObject) -> None:
     changed = json.loads(json.dumps(good))
@@ -160,7 +160,7 @@ def test_any_one_value_replaced_or_removed(good: dict[str, Any], data: st.DataOb
             assert part.offset + part.bytes <= sizes[part.file]
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=300)
+@settings(max_examples=300)
 @given(st.data())
 def test_any_byte_flipped_or_cut(good: dict[str, Any], data: st.DataObject) -> None:
     text = bytearray(json.dumps(good).encode())
@@ -173,7 +173,7 @@ def test_any_byte_flipped_or_cut(good: dict[str, Any], data: st.DataObject) -> N
         manifest_from_bytes(bytes(text), where="manifest.json")
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=300)
+@settings(max_examples=300)
 @given(st.data())
 def test_a_manifest_with_any_byte_changed_says_the_same_or_is_refused(
     good: dict[str, Any], data: st.DataObject

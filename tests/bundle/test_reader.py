@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from blinkc.bundle.manifest import MANIFEST_NAME, Manifest, manifest_to_bytes
@@ -141,7 +141,7 @@ def test_archive_member_that_is_no_file_is_refused(archive: Path, kind: bytes) -
         open_bundle(archive)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=200)
+@settings(max_examples=200)
 @given(st.data())
 def test_archive_with_any_byte_flipped_or_cut_never_opens_changed(
     archive: Path, data: st.DataObject

@@ -68,16 +68,24 @@ def test_a_loader_finds_plans_kernels_and_places_for_every_weight(bundle: Path) 
     assert {w.dtype for w in weights} >= {"uint8", "fp16"}
 
 
-def test_rebuilding_gives_the_same_plans(bundle: Path) -> None:
-    """By the same version, from the models that the bundle holds; the kernels stay."""
+def test_rebuilding_replaces_plans_alone(bundle: Path) -> None:
+    """By the same version, from the models that the bundle holds; the kernels stay.
+
+    RTX numbers what it names inside a plan by chance, so that plans may differ in bytes.
+    """
     with open_bundle(bundle) as opened:
         before = opened.manifest
     report = rebuild_engines(bundle, EngineOptions(), QUIET)
     assert report["num_plans"] == 3
     with open_bundle(bundle) as opened:
         after = opened.manifest
-        for old, new in zip(before.target.engines, after.target.engines, strict=True):
-            assert before.file(old.plan).sha256 == after.file(new.plan).sha256
+        names = {path.name for path in (bundle / "code" / "engines").glob("*.plan")}
+        assert names == {Path(entry.plan).name for entry in after.target.engines}
         assert json.loads(opened.read_bytes("code/launches.json"))["engines"]
+    for old, new in zip(before.target.engines, after.target.engines, strict=True):
+        same = {"plan": old.plan, "seconds": old.seconds}
+        assert new.model_copy(update=same) == old
+        sizes = [entry.file(engine.plan).bytes for entry, engine in ((before, old), (after, new))]
+        assert abs(sizes[0] - sizes[1]) < 0.01 * sizes[0]
     cubin = before.target.cubins["kernels"]
     assert before.file(cubin) == after.file(cubin)

@@ -110,7 +110,7 @@ def requests(draw: st.DrawFn) -> dict[str, Any]:
     }
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(requests())
 def test_all_of_them_in_order(kernels: ctypes.CDLL, r: dict[str, Any]) -> None:
     """Guards the order penalties, bias, minimum length, counts, and ids at both record sizes."""
@@ -202,7 +202,7 @@ def logprobs(
     return float(out[0]), pairs[:, 0].astype(int).tolist(), pairs[:, 1].tolist()
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     seed=st.integers(0, 10_000),
     vocab=st.integers(5, 400),

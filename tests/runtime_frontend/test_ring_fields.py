@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from blinkc import abi
@@ -147,12 +147,7 @@ PROMPTS = st.one_of(
 )
 
 
-@settings(
-    max_examples=400,
-    deadline=None,
-    derandomize=True,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
+@settings(max_examples=400)
 @given(prompt=PROMPTS, fields=st.fixed_dictionaries({}, optional=FIELDS))
 def test_nothing_unchecked_reaches_the_ring(target: Server, prompt: Any, fields: Any) -> None:
     reader = RequestReader(target)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.reference.tool_calls import READERS
@@ -79,13 +79,14 @@ def cut(text: str, places: list[int]) -> list[str]:
     return [text[a:b] for a, b in itertools.pairwise(edges)]
 
 
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=1500)
 @given(
     form=st.sampled_from(["hermes", "llama3"]),
     words=st.lists(st.sampled_from(WORDS), max_size=10),
     places=st.lists(st.integers(0, 10_000), max_size=12),
     parallel=st.booleans(),
 )
+@example("llama3", ["<|python_tag|>", "\n", "<|python_tag|>", WORDS[10]], [], False)
 def test_equals_the_slow_model(
     ask: Ask, form: str, words: list[str], places: list[int], parallel: bool
 ) -> None:
@@ -95,7 +96,7 @@ def test_equals_the_slow_model(
     assert got == READERS[form](text, NAMES, parallel)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     mutation=st.tuples(st.integers(0, 10_000), st.sampled_from(list('{}[]",:\\ <a0'))),
     places=st.lists(st.integers(0, 10_000), max_size=5),

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.reference.scheduler import (
@@ -188,11 +188,7 @@ def compare(scripted: Path, pick: Pick) -> Pair:
     return pair
 
 
-@settings(
-    max_examples=60,
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
-)
+@settings(max_examples=60)
 @given(data=st.data())
 def test_the_policy_takes_the_references_steps(scripted: Path, data: st.DataObject) -> None:
     """Guards every rule of the policy; what hypothesis finds shrinks to a few lines of script."""
