@@ -37,19 +37,6 @@ struct DecodeAttention {
   float softcap;  // 0: off
 };
 
-/* Asynchronous copies of `kBytes`; with `keep` false nothing is read and zeros are written. */
-template <int kBytes>
-__device__ __forceinline__ void copy_piece(uint32_t shared, const void* global, bool keep) {
-  if constexpr (kBytes == 16) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(global),
-                 "r"(keep ? 16 : 0)
-                 : "memory");
-  } else {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(shared), "l"(global),
-                 "n"(kBytes), "r"(keep ? kBytes : 0)
-                 : "memory");
-  }
-}
 constexpr int kPieceStride = 512;  // a warp's lanes, 16 bytes each
 
 /* A key row split over 4 lanes: 16 bytes a lane for each 32 values, then 8 bytes for a rest of 16.

@@ -87,8 +87,7 @@ struct PanelLoader {
   /* `stage`: the keys' panels, the values' behind them. */
   __device__ __forceinline__ void request(int key0, uint32_t stage) const {
     // Places are reckoned anew each time: kept over the loop, they would spill.
-    int thread;
-    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+    const int thread = thread_read_anew();
 #pragma unroll
     for (int i = 0; i < kCopies; ++i) {
       const int index = thread + i * kThreads;

@@ -34,24 +34,6 @@ constexpr int narrow_shared_bytes() {
 
 #if BLINK_HAS_WARPGROUP_PRODUCTS
 
-__device__ __forceinline__ void cluster_barrier() {
-  asm volatile(
-      "barrier.cluster.arrive.release.aligned;\n"
-      "barrier.cluster.wait.acquire.aligned;" ::
-          : "memory");
-}
-/* Two floats at `shared` of the cluster's block `rank`. */
-__device__ __forceinline__ float2 load_of_cluster(uint32_t shared, int rank) {
-  float2 x;
-  asm volatile(
-      "{.reg .b32 there; mapa.shared::cluster.u32 there, %2, %3;"
-      "ld.shared::cluster.v2.f32 {%0,%1}, [there];}"
-      : "=f"(x.x), "=f"(x.y)
-      : "r"(shared), "r"(rank)
-      : "memory");
-  return x;
-}
-
 /* Adds the cluster's sums in its order and stores this block's share of the rows. */
 template <typename T, int kGroups, int kSplits>
 __device__ __forceinline__ void store_narrow(uint32_t sums, const T* bias, T* out, int split,

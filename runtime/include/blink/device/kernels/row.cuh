@@ -72,7 +72,7 @@ template <typename T>
 __device__ __forceinline__ void prefetch_weight(const T* p, int count) {
   const int bytes = count * static_cast<int>(sizeof(T));
   for (int i = threadIdx.x * 128; i < bytes; i += blockDim.x * 128)
-    asm volatile("prefetch.global.L2 [%0];" ::"l"(reinterpret_cast<const char*>(p) + i));
+    prefetch_to_l2(reinterpret_cast<const char*>(p) + i);
 }
 
 template <typename N>

@@ -85,7 +85,7 @@ __device__ __forceinline__ void draw_token(const RowPart<T>& part,
       my_ties += id + i < part.num_vocab && leading_bits<T>(ordered_key(x[i])) == last_key;
   });
   my_ties = __reduce_add_sync(0xffffffffu, my_ties);
-  if (lane < kSampleBlocks) store_in_cluster(&shared.ties[mine], my_ties, lane);
+  if (lane < kSampleBlocks) store_in_block(&shared.ties[mine], my_ties, lane);
   sample_barrier();
   uint32_t ties_before = 0;
   for (int p = lane; p < mine; p += 32) ties_before += shared.ties[p];
@@ -133,7 +133,7 @@ __device__ __forceinline__ void draw_token(const RowPart<T>& part,
     for (int i = 0; i < 8; ++i) sum += w[i];
     mass += __shfl_sync(0xffffffffu, warp_sum(sum), 0);  // the order of the second walk
   }
-  if (lane < kSampleBlocks) store_in_cluster(&shared.mass[mine], __float_as_uint(mass), lane);
+  if (lane < kSampleBlocks) store_in_block(&shared.mass[mine], __float_as_uint(mass), lane);
   sample_barrier();  // the last one: from here on a block reads its own memory alone
   float before = 0.0f, all = 0.0f;
   int last_part = 0;
@@ -218,8 +218,8 @@ __device__ __forceinline__ void sample(const T* logits, const blink_sampling_par
   best = warp_max(best);
   if (lane < kSampleBlocks) {
     uint32_t* place = reinterpret_cast<uint32_t*>(&shared.best[blockIdx.x * kSampleWarps + warp]);
-    store_in_cluster(place, static_cast<uint32_t>(best), lane);
-    store_in_cluster(place + 1, static_cast<uint32_t>(best >> 32), lane);
+    store_in_block(place, static_cast<uint32_t>(best), lane);
+    store_in_block(place + 1, static_cast<uint32_t>(best >> 32), lane);
   }
   sample_barrier();
   best = 0;

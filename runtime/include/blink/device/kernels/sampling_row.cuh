@@ -8,14 +8,7 @@
 
 namespace blink::kernels {
 
-/* GPUs before compute capability 9.0 have no clusters: one block a row there, which reads the row
- * from memory each time. */
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
-#define BLINK_HAS_CLUSTERS 0
-#else
-#define BLINK_HAS_CLUSTERS 1
-#endif
-
+/* Without clusters one block takes a row, and reads it from memory each time. */
 constexpr int kSampleThreads = 512, kSampleWarps = kSampleThreads / 32;
 constexpr int kSampleBlocks = BLINK_HAS_CLUSTERS ? 8 : 1;  // of a row, a cluster
 constexpr int kSampleParts = kSampleBlocks * kSampleWarps;
@@ -119,25 +112,18 @@ struct SampleShared {
   uint32_t turn;
 };
 
-/* The cluster's barrier: what was stored anywhere in it before is seen by all behind it. */
+/* The barrier of all blocks of a row. */
 __device__ __forceinline__ void sample_barrier() {
 #if BLINK_HAS_CLUSTERS
-  asm volatile(
-      "barrier.cluster.arrive.release.aligned;\n"
-      "barrier.cluster.wait.acquire.aligned;" ::
-          : "memory");
+  cluster_barrier();
 #else
   __syncthreads();
 #endif
 }
-/* Stores a word at the same place of every block of the cluster. */
-__device__ __forceinline__ void store_in_cluster(void* place, uint32_t word, int block) {
+/* Stores a word at the same place of the row's block `block`. */
+__device__ __forceinline__ void store_in_block(void* place, uint32_t word, int block) {
 #if BLINK_HAS_CLUSTERS
-  asm volatile(
-      "{.reg .b32 there; mapa.shared::cluster.u32 there, %0, %1; st.shared::cluster.u32 [there], "
-      "%2;}" ::"r"(shared_address(place)),
-      "r"(block), "r"(word)
-      : "memory");
+  store_in_cluster(shared_address(place), word, block);
 #else
   static_cast<void>(block);  // the only one
   *static_cast<uint32_t*>(place) = word;
@@ -180,8 +166,8 @@ __device__ PivotSums sum_at_least(const RowPart<T>& part, const uint32_t (&pivot
     if (lane < kSampleBlocks) {
 #pragma unroll
       for (int p = 0; p < 3; ++p) {
-        store_in_cluster(&mine.mass[p], __float_as_uint(sums.mass[p]), lane);
-        store_in_cluster(&mine.count[p], sums.count[p], lane);
+        store_in_block(&mine.mass[p], __float_as_uint(sums.mass[p]), lane);
+        store_in_block(&mine.count[p], sums.count[p], lane);
       }
     }
     if (lane == 0) shared.turn = turn ^ 1;
