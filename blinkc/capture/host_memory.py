@@ -7,6 +7,7 @@ from pathlib import Path
 
 from blinkc.capture.plan import CapturePlan
 from blinkc.capture.plan_capture import check_budget, replace_budget
+from blinkc.cgroups import CGROUP_ROOT, MEMBERSHIP, cgroup_folders
 
 USABLE_PERCENT = 90
 
@@ -28,17 +29,18 @@ def check_host_memory(plan: CapturePlan, *, available_bytes: int | None = None) 
         check_budget(memory, plan.target, len(plan.keys))
 
 
-def host_memory_bytes(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
+def host_memory_bytes(cgroup: Path = CGROUP_ROOT, membership: Path = MEMBERSHIP) -> int:
     """Return the memory this process may use: the machine's or its container's; 0 if unknown."""
     try:
-        total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        least = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (ValueError, OSError):
         return 0
-    for path in (cgroup / "memory.max", cgroup / "memory" / "memory.limit_in_bytes"):
-        try:
-            text = path.read_text().strip()
-        except OSError:
-            continue
-        if text.isdigit():  # "max": no limit
-            return min(total, int(text))
-    return total
+    for folder in cgroup_folders("memory", cgroup, membership):
+        for name in ("memory.max", "memory.limit_in_bytes"):
+            try:
+                text = (folder / name).read_text().strip()
+            except OSError:
+                continue
+            if text.isdigit():  # "max": no limit
+                least = min(least, int(text))
+    return least

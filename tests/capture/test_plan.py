@@ -198,6 +198,21 @@ def test_container_limit_counts(tmp_path: Path) -> None:
     assert host_memory_bytes(tmp_path) > 1 << 30
 
 
+@pytest.mark.parametrize(
+    ("version", "name"), [("", "memory.max"), ("memory", "memory.limit_in_bytes")]
+)
+def test_limits_around_the_process_count(tmp_path: Path, version: str, name: str) -> None:
+    """The bug: the root's file alone was read, so a service's MemoryMax= was none."""
+    membership = tmp_path / "membership"
+    membership.write_text("0::/blink.slice/a.service\n4:memory:/blink.slice/a.service\n")
+    inner = tmp_path / version / "blink.slice" / "a.service"
+    inner.mkdir(parents=True)
+    (inner / name).write_text("2147483648\n")
+    assert host_memory_bytes(tmp_path, membership) == 2 << 30
+    (inner.parent / name).write_text("1073741824\n")
+    assert host_memory_bytes(tmp_path, membership) == 1 << 30
+
+
 def test_auto_makes_fewer_graphs_where_memory_is_short() -> None:
     few, many = (
         plan_from_spec(

@@ -62,6 +62,34 @@ def test_without_a_quota_the_cpuset_counts(machine: None, tmp_path: Path) -> Non
     assert usable_cores(tmp_path) == 3
 
 
+@pytest.mark.parametrize("version", ["v1", "v2"])
+def test_a_quota_around_the_process_counts(machine: None, tmp_path: Path, version: str) -> None:
+    """The bug: the root's files alone were read, so a service's CPUQuota= was none."""
+    membership = tmp_path / "membership"
+    inner = Path("blink.slice", "blink-1.service")
+    membership.write_text(f"0::/{inner}\n1:cpu,cpuacct:/{inner}\n")
+    outside = tmp_path / "outside"
+    outside.write_text("0::/../../other\n1:cpu:/../other\n")
+    base = tmp_path / "cpu" if version == "v1" else tmp_path
+
+    def limit(folder: Path, quota: int) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        if version == "v1":
+            (folder / "cpu.cfs_quota_us").write_text(f"{quota}\n")
+            (folder / "cpu.cfs_period_us").write_text("100000\n")
+        else:
+            (folder / "cpu.max").write_text(f"{quota} 100000\n")
+
+    limit(base / inner, 400_000)
+    assert usable_cores(tmp_path, membership) == 4
+    limit(base / inner.parent, 300_000)
+    assert usable_cores(tmp_path, membership) == 3
+    limit(base, 1_200_000)
+    assert usable_cores(tmp_path, membership) == 3
+    assert usable_cores(tmp_path, outside) == 12
+    assert usable_cores(tmp_path, tmp_path / "none") == 12
+
+
 def test_every_pool_asks(machine: None) -> None:
     """Guards against a pool that counts the machine's cores itself."""
     for module in (cpu_target, compile_cpu, tensorrt_plans):
