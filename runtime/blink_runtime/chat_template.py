@@ -22,6 +22,11 @@ import jinja2.sandbox
 if TYPE_CHECKING:
     from blinkc.bundle.reader import Bundle
 
+# Fields of a message that carry something to show or to do: a template that never reads one would
+# drop it without a word.
+_COUNTED_ON = (
+    "tool_calls", "function_call", "prefix", "partial", "images", "videos", "audio",
+)  # fmt: skip
 _RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
 
 
@@ -43,13 +48,15 @@ class ChatTemplate:
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
         environment = _environment()
         try:
-            names = jinja2.meta.find_undeclared_variables(environment.parse(source))
+            tree = environment.parse(source)
+            names = jinja2.meta.find_undeclared_variables(tree)
             self._template = environment.from_string(source)
         except jinja2.TemplateError as error:
             raise ChatTemplateError(f"the chat template does not compile: {error}") from error
         # Jinja copies the globals once a rendering: from a plain dict that costs a third.
         self._template.globals = dict(self._template.globals)
         self._takes_tools = "tools" in names
+        self._unread = tuple(name for name in _COUNTED_ON if name not in _names_read(tree))
         self._special_tokens = dict(special_tokens)
 
     @property
@@ -73,11 +80,13 @@ class ChatTemplate:
             tools: descriptions of functions, as OpenAI's API has them; None and none are the same.
 
         Raises:
-            ChatTemplateError: the template called `raise_exception`, or cannot take these messages.
+            ChatTemplateError: the template called `raise_exception`, or cannot take these messages,
+                or would leave out what one of them holds.
         """
         kwargs = dict(kwargs or {})
         if clash := sorted(_RESERVED & kwargs.keys()):
             raise ChatTemplateError(f"chat_template_kwargs must not set '{clash[0]}'")
+        self._refuse_unread(messages)
         context = {
             **self._special_tokens,
             **kwargs,
@@ -90,6 +99,15 @@ class ChatTemplate:
             return self._template.render(context)
         except Exception as error:  # a template is a program: whatever it raises, it refuses
             raise ChatTemplateError(f"the chat template refused the messages: {error}") from error
+
+    def _refuse_unread(self, messages: list[dict[str, Any]]) -> None:
+        for number, message in enumerate(messages):
+            for name in self._unread:
+                if message.get(name):
+                    raise ChatTemplateError(
+                        f"'messages[{number}].{name}' is not supported: this model's chat template "
+                        "does not read it"
+                    )
 
     def __call__(self, text: str) -> str:
         """Render the front end's JSON: messages, tools, add_generation_prompt, kwargs -> prompt."""
@@ -115,6 +133,13 @@ def load_chat_template(bundle: Bundle) -> ChatTemplate | None:
 def refuse_chats(_: str) -> str:
     """Stand for the template of a model that has none."""
     raise ChatTemplateError("this model has no chat template; use /v1/completions")
+
+
+def _names_read(tree: jinja2.nodes.Template) -> set[str]:
+    """Return what may name a field in a template: attributes and texts."""
+    attributes = {node.attr for node in tree.find_all(jinja2.nodes.Getattr)}
+    constants = (node.value for node in tree.find_all(jinja2.nodes.Const))
+    return attributes | {value for value in constants if isinstance(value, str)}
 
 
 class _GenerationTag(jinja2.ext.Extension):

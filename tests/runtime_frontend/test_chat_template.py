@@ -127,6 +127,36 @@ def test_clients_cannot_replace_what_the_server_sets() -> None:
     assert plain.render(CHATS[0], kwargs={"self": 1, "args": 2}) == CHATS[0][0]["content"] + "2"
 
 
+CALL = {"type": "function", "function": {"name": "f", "arguments": {}}}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("tool_calls", [CALL]),
+        ("function_call", {"name": "f", "arguments": "{}"}),
+        ("prefix", True),
+        ("partial", True),
+        ("images", ["aGVsbG8="]),
+        ("videos", ["aGVsbG8="]),
+        ("audio", {"id": "audio_1"}),
+    ],
+)
+def test_what_a_template_would_drop_is_refused(name: str, value: Any) -> None:
+    """The bug: a field that this model's template never reads was ignored in silence."""
+    template = ChatTemplate(LLAMA_3, TOKENS)
+    chat = [*CHATS[0], {"role": "assistant", "content": "The", name: value}]
+    with pytest.raises(ChatTemplateError, match=rf"messages\[1\]\.{name}"):
+        template.render(chat)
+    # What says nothing passes, and what the template reads in any way.
+    for nothing in (None, False, [], {}):
+        plain = template.render([*CHATS[0], {"role": "assistant", "content": "The"}])
+        assert template.render([*chat[:-1], {**chat[-1], name: nothing}]) == plain
+    for read in (f"m.{name}", f"m['{name}']", f"m.get('{name}')"):
+        source = f"{{% for m in messages %}}{{% if {read} %}}!{{% endif %}}{{% endfor %}}"
+        assert ChatTemplate(source, {}).render(chat) == "!"
+
+
 @pytest.mark.parametrize(
     "source",
     [

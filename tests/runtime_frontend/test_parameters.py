@@ -193,6 +193,7 @@ def test_prompts_that_cannot_be(server: Server, prompt: Any) -> None:
             [{"role": "user", "content": [{"type": "text", "text": 5}]}],
             "messages[0].content[0].text",
         ),
+        ([*MESSAGES, {"role": "assistant", "content": "The", "prefix": True}], "messages"),
     ],
 )
 def test_messages_that_cannot_be(server: Server, messages: Any, param: str) -> None:
