@@ -47,6 +47,8 @@ void append_ring(const blink_ring_header& header, std::string& out) {
       {"blink_scheduler_paused_total", "counter", "Requests paused for want of pages", c.paused},
       {"blink_scheduler_resumed_total", "counter", "Requests resumed", c.resumed},
       {"blink_checksum_retries_total", "counter", "Payloads read again", c.checksum_retries},
+      {"blink_max_wait_steps", "gauge",
+       "Prefill steps in a row that decoding lanes waited for, at most", c.max_wait_steps},
       {"blink_late_commands_total", "counter", "Commands for a request that was over",
        c.late_commands},
       {"blink_lanes_running", "gauge", "Lanes in use", c.lanes_running},
@@ -55,6 +57,8 @@ void append_ring(const blink_ring_header& header, std::string& out) {
       {"blink_pages", "gauge", "KV pages", c.pages_total},
       {"blink_heartbeat_total", "counter", "The scheduler's heartbeat", header.heartbeat},
       {"blink_launch_error", "gauge", "Last error of a graph launch, 0: none", header.launch_error},
+      {"blink_launch_error_key", "gauge", "Index of the graph key whose launch failed last",
+       header.launch_error_key},
   };
   for (const Row& row : rows) {
     append_metric(row.name, row.type, row.help, static_cast<double>(row.value), out);

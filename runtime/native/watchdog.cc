@@ -66,10 +66,11 @@ void Watchdog::say_last_words(OwnerVerdict verdict) const {
   const int length = std::snprintf(
       text, sizeof(text),
       "blink-runtime: the scheduler %s after step %llu (%.1f s without a heartbeat, launch error "
-      "%u); ending with status %d so that a supervisor can restart\n",
+      "%u of graph key %u); ending with status %d so that a supervisor can restart\n",
       verdict == OwnerVerdict::stopped ? "has stopped" : "shows no life",
       static_cast<unsigned long long>(load_acquire(header_->step)), seconds,
-      load_acquire(header_->launch_error), config_.exit_status);
+      load_acquire(header_->launch_error), load_acquire(header_->launch_error_key),
+      config_.exit_status);
   if (length > 0 && ::write(STDERR_FILENO, text, static_cast<size_t>(length)) < 0) return;
 }
 

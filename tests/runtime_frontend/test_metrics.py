@@ -7,6 +7,8 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from blinkc import abi
+
 from .fake_server import NAN, Server
 from .test_http import exchange
 
@@ -82,6 +84,17 @@ def test_metrics_are_well_formed(make_server: Callable[..., Server]) -> None:
     responses = families["blink_http_responses_total"].samples
     statuses = {labels: value for (_, labels), value in responses.items()}
     assert [statuses[f'status="{status}"'] for status in (200, 400, 500)] == [1, 1, 1]
+
+
+def test_what_the_ring_says_is_told(make_server: Callable[..., Server]) -> None:
+    """Guards that a failed launch can be read: its code and its graph key."""
+    server = make_server()
+    header = abi.structs()["blink_ring_header"].from_address(server.ring.address)
+    header.launch_error, header.launch_error_key = 719, 7
+    header.counters.max_wait_steps = 1
+    families = parse(server.http.get("/metrics").text)
+    for name, value in (("launch_error", 719), ("launch_error_key", 7), ("max_wait_steps", 1)):
+        assert families[f"blink_{name}"].samples == {("", ""): value}
 
 
 def test_parser_sees_what_is_wrong() -> None:
