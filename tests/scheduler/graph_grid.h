@@ -38,6 +38,20 @@ class RandomGraphs {
     return best;
   }
 
+  // Whether the smallest sizes that fit, each for itself, are a key.
+  bool has_exact_key(uint32_t kind, uint32_t batch, uint32_t seqlen) const {
+    uint32_t least_batch = kNone;
+    uint32_t least_seqlen = kNone;
+    for (const GraphKey& key : keys_) {
+      if (key.kind != kind) continue;
+      if (key.batch >= batch) least_batch = std::min(least_batch, key.batch);
+      if (key.seqlen >= seqlen) least_seqlen = std::min(least_seqlen, key.seqlen);
+    }
+    return std::any_of(keys_.begin(), keys_.end(), [&](const GraphKey& key) {
+      return key.kind == kind && key.batch == least_batch && key.seqlen == least_seqlen;
+    });
+  }
+
  private:
   static std::pair<uint32_t, uint32_t> cost(const GraphKey& key) {
     return key.kind == BLINK_GRAPH_PREFILL ? std::pair(key.seqlen, key.batch)

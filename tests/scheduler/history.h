@@ -167,6 +167,8 @@ class History {
     BLINK_CHECK(s->action_key ==
                     graphs_.look_up(s->step_kind, s->num_rows, is_prefill ? num_tokens : longest),
                 "not the cheapest key that fits");
+    is_off_cache_ =
+        !graphs_.has_exact_key(s->step_kind, s->num_rows, is_prefill ? num_tokens : longest);
     if (is_prefill) {
       BLINK_CHECK(num_tokens <= plan_.max_prefill_tokens, "too many tokens in a prefill step");
       BLINK_CHECK(s->num_rows <= plan_.max_prefill_batch, "too many prompts in a prefill step");
@@ -182,6 +184,7 @@ class History {
     now_ns_ += random_.between(1000, 100000);
     const uint32_t fate = plan_.launch_failures == 0 ? 2 : random_.below(plan_.launch_failures);
     if (fate >= 2) {
+      if (is_off_cache_) ++num_off_cache_steps_;
       model_.run(scheduler_->action_key);
       return;
     }
@@ -224,6 +227,7 @@ class History {
     BLINK_CHECK(ring_.header().scheduler_state == BLINK_SCHEDULER_STOPPED, "state is not stopped");
     BLINK_CHECK(counters.steps == counters.prefill_steps + counters.decode_steps, "steps");
     BLINK_CHECK(counters.max_wait_steps <= 1, "a lane waited for two prefill steps");
+    BLINK_CHECK(counters.off_cache_steps == num_off_cache_steps_, "steps off the cache");
     BLINK_CHECK(counters.steps == ring_.header().trace_count, "traces");
     BLINK_CHECK(ring_.header().heartbeat > 0, "no heartbeat");
     if (counters.steps > 0) {
@@ -242,6 +246,8 @@ class History {
   std::vector<FakeFrontEnd> front_ends_;
   uint64_t now_ns_ = 1;
   uint64_t digest_ = 0;
+  uint64_t num_off_cache_steps_ = 0;
+  bool is_off_cache_ = false;
   bool last_was_prefill_ = false;
 };
 

@@ -20,6 +20,7 @@ struct Totals {
   uint64_t failed = 0;
   uint64_t late_commands = 0;
   uint64_t checksum_retries = 0;
+  uint64_t off_cache_steps = 0;
 };
 
 void add(Totals& totals, blink::testing::History& history) {
@@ -32,6 +33,7 @@ void add(Totals& totals, blink::testing::History& history) {
   totals.failed += counters.failed;
   totals.late_commands += counters.late_commands;
   totals.checksum_retries += counters.checksum_retries;
+  totals.off_cache_steps += counters.off_cache_steps;
 }
 
 }  // namespace
@@ -67,9 +69,10 @@ int main(int argc, char** argv) {
   std::printf(
       "histories %llu requests %llu steps %llu output_tokens %llu paused %llu aborted %llu failed "
       "%llu "
-      "late_commands %llu checksum_retries %llu\n",
+      "late_commands %llu checksum_retries %llu off_cache_steps %llu\n",
       number(count), number(totals.requests), number(totals.steps), number(totals.output_tokens),
       number(totals.paused), number(totals.aborted), number(totals.failed),
-      number(totals.late_commands), number(totals.checksum_retries));
+      number(totals.late_commands), number(totals.checksum_retries),
+      number(totals.off_cache_steps));
   return 0;
 }

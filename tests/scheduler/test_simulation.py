@@ -28,7 +28,9 @@ def test_a_thousand_histories(simulation: Path) -> None:
     sums = totals(run_program(simulation, "0", "1000"))
     assert sums["histories"] == 1000
     # A harness that never gets into trouble would prove nothing.
-    for trouble in ("paused", "aborted", "failed", "late_commands", "checksum_retries"):
+    for trouble in (
+        "paused", "aborted", "failed", "late_commands", "checksum_retries", "off_cache_steps",
+    ):  # fmt: skip
         assert sums[trouble] >= 200, trouble
 
 
