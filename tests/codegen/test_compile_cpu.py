@@ -6,10 +6,12 @@ import ctypes
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from blinkc import abi
+from blinkc.bundle.golden import HostBytes, RingProbe
 from blinkc.codegen.compile_cpu import compile_cpu
 from blinkc.codegen.render_scheduler import render_scheduler
 from blinkc.errors import BlinkError
@@ -74,10 +76,21 @@ def test_a_failed_launch_fails_its_requests(served: Served) -> None:
     wait_for(served.ring, 0, names["BLINK_STATE_FAILED"])
     assert served.ring.status(0).error == names["BLINK_ERROR_LAUNCH"]
     assert served.ring.header.launch_error == 700
+    key = make_plan().keys[served.ring.header.launch_error_key]
+    assert (key.kind, key.batch) == ("prefill", 1)
     served.launch_error = 0
     served.ring.submit(1, prompt=[4], max_output_tokens=2)
     wait_for(served.ring, 1, names["BLINK_STATE_DECODE_COMPLETED"])
     assert served.ring.output(1) == [5, 6]
+
+
+def test_a_launch_that_fails_is_found_by_the_golden_prompt(served: Served) -> None:
+    """Guards the load: an engine that runs nothing is told before any client may ask."""
+    plan: Any = make_plan()
+    probe = RingProbe(plan, HostBytes(served.ring.address))
+    served.launch_error = 700
+    with pytest.raises(BlinkError, match="the golden prompt failed: launch"):
+        probe.complete([1, 2, 3], 4, DEADLINE_S)
 
 
 def test_a_foreign_ring_is_refused(library: ctypes.CDLL) -> None:

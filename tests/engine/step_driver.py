@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from blinkc.engine.cpu import SAMPLE_ENABLED, CpuModel
 
 
@@ -31,6 +33,7 @@ class StepDriver:
     model: CpuModel
     launch: int = 0
     keys: dict[str, int] = field(default_factory=lambda: {"prefill": 0, "decode": 1})
+    padding_ids: tuple[int, ...] = (0,)  # in turn, for tokens that belong to nobody
 
     def __post_init__(self) -> None:
         pages = self.model.max_pages_per_lane
@@ -83,7 +86,7 @@ class StepDriver:
     def _pad(self, num_tokens: int, num_rows: int) -> None:
         m = self.model
         m.token_row[num_tokens:] = -1
-        m.input_ids[num_tokens:] = 0
+        m.input_ids[num_tokens:] = np.resize(self.padding_ids, len(m.input_ids) - num_tokens)
         m.positions[num_tokens:] = 0
         m.row_kv_len[num_rows:] = 0
         m.row_lane[num_rows:] = m.max_batch

@@ -140,6 +140,35 @@ def test_padding_to_the_full_key_changes_nothing(
         assert generate(model, prompts, 16) == plain
 
 
+@pytest.mark.parametrize("left_out", range(MAX_BATCH))
+def test_a_lane_that_sits_out_keeps_its_pages(
+    tiny: tuple[Path, list[np.ndarray], int], monkeypatch: pytest.MonkeyPatch, left_out: int
+) -> None:
+    """Guards each place of the empty row on the key for four, with anything in it: the three others
+    get the same tokens at any row, and so does the fourth when it comes back."""
+    library, weights, vocab = tiny
+    prompts = [FIRST, SECOND, FIRST[3:5], [7]]
+    options: dict[str, Any] = {"temperature": 0.9, "seed": 5}
+    monkeypatch.setenv("BLINK_CPU_PAD", "1")
+    with load(library, weights) as model:
+        whole = generate(model, prompts, 12, **options)
+    table = next(i for i, w in enumerate(weights) if w.shape == (vocab, 32))
+    spoiled = [w.copy() for w in weights]
+    spoiled[table][77] = np.nan  # the embedding of an id that padding has and nobody else
+    assert not any(77 in tokens for tokens in (*prompts, *whole))
+    with load(library, spoiled) as model:
+        driver = StepDriver(model, padding_ids=(77, -1, vocab, 2**31 - 1, 5))
+        requests = [Request(list(p), lane, **options) for lane, p in enumerate(prompts)]
+        driver.step(requests)
+        live = [r for r in requests if r.lane != left_out]
+        for _ in range(11):
+            live.append(live.pop(0))
+            driver.step(live)
+        for _ in range(11):
+            driver.step([requests[left_out]])
+        assert [r.tokens[r.num_prompt :] for r in requests] == whole
+
+
 def test_a_row_of_nan_fails_alone(tiny: tuple[Path, list[np.ndarray], int]) -> None:
     library, weights, vocab = tiny
     table = next(i for i, w in enumerate(weights) if w.shape == (vocab, 32))
