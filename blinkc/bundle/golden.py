@@ -93,12 +93,22 @@ def compare_golden(golden: Golden, expected: Sequence[int], found: Sequence[int]
 
 
 class PythonRing:
-    """A ring in this process's memory, with its header filled in, for one golden prompt."""
+    """A ring in this process's memory, with its header filled in, for one golden prompt.
+
+    Raises:
+        BlinkError: there is no memory of its size.
+    """
 
     def __init__(self, limits: Limits) -> None:
         layout = _layout_from_limits(limits)
         self.num_bytes = layout.ring_bytes
-        self._map = mmap.mmap(-1, layout.ring_bytes)  # zeroed, on a page boundary
+        try:
+            self._map = mmap.mmap(-1, layout.ring_bytes)  # zeroed, on a page boundary
+        except (OSError, OverflowError) as error:
+            raise BlinkError(
+                f"no memory for the ring of {limits.num_slots} slots: {layout.ring_bytes} bytes",
+                hint="compile it with a smaller --num-slots or --max-seqlen",
+            ) from error
         self._bytes = (ctypes.c_char * layout.ring_bytes).from_buffer(self._map)
         self.address = ctypes.addressof(self._bytes)
         self._header = abi.structs()["blink_ring_header"].from_address(self.address)

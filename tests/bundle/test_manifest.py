@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from blinkc.bundle.manifest import checked_path, manifest_from_bytes, manifest_to_bytes
+from blinkc.bundle.golden import PythonRing
+from blinkc.bundle.manifest import Limits, checked_path, manifest_from_bytes, manifest_to_bytes
 from blinkc.errors import BlinkError
 from tests.bundle.small_bundle import write_small_bundle
 
@@ -96,6 +97,14 @@ def test_value_out_of_bounds_is_refused(
     target[place[-1]] = value
     with pytest.raises(BlinkError, match="refused"):
         read(data)
+
+
+def test_a_ring_that_no_memory_holds(good: dict[str, Any]) -> None:
+    """The bug: "Cannot allocate memory" and nothing more, where each size alone is in range."""
+    sizes = {"num_slots": 1 << 24, "max_output_tokens": 1 << 24}
+    with pytest.raises(BlinkError, match=r"16777216 slots: [0-9]{14,} bytes") as caught:
+        PythonRing(Limits.model_validate({**good["limits"], **sizes}))
+    assert "--num-slots" in caught.value.hint
 
 
 def test_other_schema_version_names_both_and_the_command(good: dict[str, Any]) -> None:
