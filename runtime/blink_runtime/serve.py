@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 EXIT_UNHEALTHY = 70  # EX_SOFTWARE: a supervisor restarts
 UNHEALTHY_GRACE_S = 2.0  # from the watchdog's verdict to the end: /health says 503 meanwhile
+UNMEASURED_SILENCE_S = 30.0  # of a CPU that has made no step yet: its first may take seconds
 GOLDEN_TIMEOUT_S = 120.0
 FIRST_TOKEN_INTERVAL_S = 0.02
 FIRST_TOKEN_PATIENCE_S = 60.0
@@ -241,9 +242,12 @@ def start_watchdog(ring: _native.Ring, manifest: Manifest, config: ServeConfig) 
 def _silence_s(ring: _native.Ring | _native.Link, manifest: Manifest, config: ServeConfig) -> float:
     """Return how long the heartbeat may be silent: a step of the largest prefill may take longer
     than any that has run so far."""
+    longest_s = ring.header()["longest_step_ns"] / 1e9
+    if longest_s == 0 and manifest.target.library is not None:
+        return max(config.silence_s, UNMEASURED_SILENCE_S)
     prompt = len(manifest.golden.prompt_token_ids) if manifest.golden else 1
     growth = max(manifest.limits.max_prefill_tokens / max(prompt, 1), 1.0)
-    return max(config.silence_s, 4 * growth * ring.header()["longest_step_ns"] / 1e9)
+    return max(config.silence_s, 4 * growth * longest_s)
 
 
 def start_front_end(

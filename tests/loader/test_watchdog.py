@@ -10,9 +10,15 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from blink_runtime.serve import UNMEASURED_SILENCE_S, ServeConfig
+from blink_runtime.serve import _silence_s as patience_s
+from blinkc.bundle.manifest import Golden
+from tests.bundle.small_bundle import write_small_bundle
 from tests.gpu.serving import GpuServer
 
 pytest.importorskip("blink_runtime._native")
@@ -81,6 +87,30 @@ def test_it_leaves_the_process_alone(what: str, longest_step_s: float) -> None:
     assert done.stderr == ""
 
 
+@pytest.mark.parametrize(
+    ("architecture", "longest_step_s", "silence_s"),
+    [
+        ("cpu", 0.5, 16.0),  # four steps of eight times as many tokens
+        ("cpu", 0.001, 2.0),
+        ("cpu", 0.0, UNMEASURED_SILENCE_S),
+        ("sm_90a", 0.0, 2.0),
+    ],
+)
+def test_patience_covers_the_largest_step(
+    tmp_path: Path, architecture: str, longest_step_s: float, silence_s: float
+) -> None:
+    """The bug: with --no-golden nothing was known of a CPU's steps, so that a first long prompt was
+    a scheduler without life."""
+    made = write_small_bundle(tmp_path / "bundle")
+    golden = Golden(prompt_token_ids=(1, 2, 3, 4), output_token_ids=(), made_by="")
+    limits = made.limits.model_copy(update={"max_prefill_tokens": 32})
+    library = made.target.library if architecture == "cpu" else None
+    target = made.target.model_copy(update={"library": library})
+    manifest = made.model_copy(update={"limits": limits, "golden": golden, "target": target})
+    ring: Any = SimpleNamespace(header=lambda: {"longest_step_ns": int(longest_step_s * 1e9)})
+    assert patience_s(ring, manifest, ServeConfig()) == pytest.approx(silence_s)
+
+
 # Stops one thread of a child as a debugger does: it makes no step more, whatever it holds.
 PTRACE_SEIZE, PTRACE_INTERRUPT = 0x4206, 0x4207
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -105,7 +135,7 @@ def let_die(thread_id: int) -> None:
 def test_a_served_model_that_hangs(demo_bundle: Path) -> None:
     """Guards the whole chain on the CPU target: a scheduler that hangs in the middle of its work is
     told to clients by 503, and the process ends with a status that a supervisor restarts."""
-    with GpuServer(demo_bundle, "--no-golden") as server:
+    with GpuServer(demo_bundle) as server:
         assert server.get("/health")[0] == 200
         thread = scheduler_thread(server)
         freeze(thread)
