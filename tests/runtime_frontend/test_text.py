@@ -78,6 +78,23 @@ def test_stop_strings(
     server.wait_until_empty()
 
 
+@pytest.mark.parametrize(
+    ("says", "stop", "shown"),
+    [("The quick brown fox", "own fox", "The quick br"), ("Hi\nUser: x", ["\nUser:"], "Hi")],
+)
+def test_stop_strings_of_chats(server: Server, says: str, stop: Any, shown: str) -> None:
+    body = {"messages": [{"role": "user", "content": says}], "stop": stop}
+    whole = server.http.post("/v1/chat/completions", json=body).json()["choices"][0]
+    assert (whole["message"]["content"], whole["finish_reason"]) == (shown, "stop")
+    events = stream_events(server, "/v1/chat/completions", body)
+    choices = [event["choices"][0] for event in events]
+    assert "".join(choice["delta"].get("content", "") for choice in choices) == shown
+    assert [c["finish_reason"] for c in choices] == [None] * (len(choices) - 1) + ["stop"]
+    # Nothing waits that cannot begin the stop string: a token with text, an event.
+    assert [c["delta"]["content"] for c in choices[:-1]] == list(shown)
+    server.wait_until_empty()
+
+
 def test_stop_string_alone_instead_of_list(server: Server) -> None:
     assert complete_both_ways(server, "a b c", stop="b")[0] == "a "
 
