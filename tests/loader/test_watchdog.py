@@ -36,7 +36,7 @@ ring = _native.Ring.create_at(address, sizes.ring_bytes, sizes)
 header = abi.structs()["blink_ring_header"].from_address(address)
 what = sys.argv[1]
 header.longest_step_ns = int(float(sys.argv[2]) * 1e9)
-header.launch_error, header.launch_error_key = 719, 7
+header.launch_error, header.launch_error_key = 719, 12
 watchdog = _native.Watchdog(ring, 0.6, 0.3, 70)
 def beat(seconds):
     end = time.monotonic() + seconds
@@ -74,7 +74,7 @@ def test_it_ends_the_process(what: str, text: str) -> None:
     done = run(what)
     assert done.returncode == 70, done.stdout + done.stderr
     assert text in done.stderr
-    assert "launch error 719 of graph key 7" in done.stderr
+    assert "launch error 719 of graph key 12)" in done.stderr
     assert "still here" not in done.stdout
 
 
