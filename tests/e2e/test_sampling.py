@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -162,6 +163,27 @@ def test_sequences_step_over_bucket_edges(
     expected = tokenizer.decode(output[0, len(ids) :], skip_special_tokens=True)
     assert answer.choices[0].text == expected
     assert answer.usage.total_tokens == len(ids) + count
+    assert roomy.metric("blink_off_cache_steps_total") == 0
+
+
+def test_prompts_step_over_bucket_edges(roomy: Server, model: Any, tokenizer: Any) -> None:
+    """Guards prompts of n - 1, n and n + 1 tokens for each bucket of prefill, the largest one too,
+    past which a prompt comes in pieces."""
+    import torch
+
+    keys = json.loads((DEMO_BUNDLE / "plan.json").read_text())["keys"]
+    edges = sorted({seqlen for kind, _, seqlen in keys if kind == "prefill"})
+    text = "The ships of the year {} carried salt, tea and {} letters. "
+    ids = tokenizer("".join(text.format(1600 + i, i * i) for i in range(60)))["input_ids"]
+    ids = ids[: edges[-1] + 1]
+    assert len(edges) > 1 and len(ids) == edges[-1] + 1
+    with torch.inference_mode():
+        best = model(torch.tensor([ids])).logits[0].argmax(dim=-1).tolist()
+    for length in (edge + step for edge in edges for step in (-1, 0, 1)):
+        answer = complete(roomy, ids[:length], max_tokens=1)
+        expected = tokenizer.decode([best[length - 1]], skip_special_tokens=True)
+        assert answer.choices[0].text == expected, length
+        assert answer.usage.prompt_tokens == length
     assert roomy.metric("blink_off_cache_steps_total") == 0
 
 
