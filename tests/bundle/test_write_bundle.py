@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -160,6 +162,12 @@ def test_target_that_gives_other_tokens_is_found(bundle: Path, tmp_path: Path) -
     (tmp_path / "b" / MANIFEST_NAME).write_bytes(manifest_to_bytes(manifest))
     with pytest.raises(BlinkError, match="the golden prompt gives"):
         verify_bundle(tmp_path / "b", progress=QUIET)
+    # The server runs it at each start, before it listens.
+    command = [sys.executable, "-m", "blink_runtime.cli", "run", str(tmp_path / "b"), "--port", "0"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1
+    assert "the golden prompt gives" in done.stderr
+    assert "http://" not in done.stdout
 
 
 def test_unfinished_build_is_refused(build: Path, tmp_path: Path) -> None:
