@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from blinkc.bundle.source_weights import num_bytes
 from blinkc.errors import BlinkError
+from blinkc.usable_cores import usable_cores
 
 if TYPE_CHECKING:
     from blinkc.surgery.segments import SegmentedModel
@@ -97,6 +98,8 @@ def _load(folder: Path) -> Any:
     import torch
     import transformers
 
+    # torch follows the affinity mask, and no container's quota.
+    torch.set_num_threads(min(torch.get_num_threads(), usable_cores()))
     transformers.utils.logging.disable_progress_bar()
     return transformers.AutoModelForCausalLM.from_pretrained(
         folder, dtype=torch.float32, local_files_only=True

@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 from blinkc import artifacts
+from blinkc.bundle import cross_check as cross_check_module
 from blinkc.bundle import write_bundle as module
-from blinkc.bundle.cross_check import cross_check
+from blinkc.bundle.cross_check import cross_check, reference_completion
 from blinkc.bundle.manifest import MANIFEST_NAME, Manifest, manifest_to_bytes
 from blinkc.bundle.reader import open_bundle
 from blinkc.bundle.verify_bundle import verify_bundle
@@ -67,6 +68,20 @@ def test_cross_check_finds_one_wrong_token(bundle: Path, model: Path) -> None:
     wrong[7] = (wrong[7] + 1) % 300
     with pytest.raises(BlinkError, match="position 7"):
         cross_check(model, golden.prompt_token_ids, wrong)
+
+
+def test_torch_follows_a_quota(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bug: a container of two cores of a large machine got as many threads as the machine."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(4)
+    monkeypatch.setattr(cross_check_module, "usable_cores", lambda: 3)
+    try:
+        reference_completion(model, [5, 6], 1)
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_bundle_carries_tokenizer_template_and_provenance(bundle: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from blink_runtime import cpu_target
+from blinkc.bundle import cross_check
 from blinkc.codegen import compile_cpu
 from blinkc.engine import tensorrt_plans
 from blinkc.usable_cores import usable_cores
@@ -92,7 +93,7 @@ def test_a_quota_around_the_process_counts(machine: None, tmp_path: Path, versio
 
 def test_every_pool_asks(machine: None) -> None:
     """Guards against a pool that counts the machine's cores itself."""
-    for module in (cpu_target, compile_cpu, tensorrt_plans):
+    for module in (cpu_target, compile_cpu, cross_check, tensorrt_plans):
         assert module.usable_cores is usable_cores
         source = Path(str(module.__file__)).read_text()
         assert "cpu_count" not in source and "sched_getaffinity" not in source
