@@ -79,17 +79,19 @@ def tight() -> Server:
         yield server
 
 
-def complete(client: OpenAI, model: str, prompt_token_ids: list[int]) -> str:
+def complete(
+    client: OpenAI, model: str, prompt_token_ids: list[int], num_tokens: int = NUM_TOKENS
+) -> str:
     answer = client.completions.create(
         model=model,
         prompt=prompt_token_ids,
-        max_tokens=NUM_TOKENS,
+        max_tokens=num_tokens,
         temperature=0,
         extra_body={"ignore_eos": True},
     )
     assert answer.usage is not None
     assert answer.usage.prompt_tokens == len(prompt_token_ids)
-    assert answer.usage.completion_tokens == NUM_TOKENS
+    assert answer.usage.completion_tokens == num_tokens
     assert answer.choices[0].finish_reason == "length"
     return answer.choices[0].text
 
@@ -107,6 +109,19 @@ def test_alone(roomy, expected, tokenizer) -> None:  # type: ignore[no-untyped-d
 
 def test_in_a_full_batch(roomy, expected, tokenizer) -> None:  # type: ignore[no-untyped-def]
     check_together(roomy, expected, tokenizer)
+    assert roomy.metric("blink_off_cache_steps_total") == 0
+
+
+def test_batches_step_over_every_size(roomy, expected, tokenizer) -> None:  # type: ignore[no-untyped-def]
+    """Guards each number of rows on the key that it takes: requests end one after the other."""
+    client, model = roomy.client(), roomy.model_name()
+    counts = [NUM_TOKENS * (i + 1) // len(expected) for i in range(len(expected))]
+    with ThreadPoolExecutor(len(expected)) as pool:
+        answers = pool.map(
+            lambda pair, count: complete(client, model, pair[0], count), expected, counts
+        )
+        for answer, (_, output_token_ids), count in zip(answers, expected, counts, strict=True):
+            assert answer == visible(tokenizer, output_token_ids[:count])
     assert roomy.metric("blink_off_cache_steps_total") == 0
 
 
