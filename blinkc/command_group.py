@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from blinkc.errors import BlinkError, InternalError
+from blinkc.signals import EndedBySignal, signals_raise
 
 EXIT_USER_ERROR = 1
 EXIT_INTERNAL_ERROR = 70  # EX_SOFTWARE
@@ -28,7 +29,11 @@ class CommandGroup(click.Group):
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
         try:
-            return super().main(*args, **kwargs)
+            with signals_raise():
+                return super().main(*args, **kwargs)
+        except EndedBySignal as end:
+            print(f"{self._program}: ended by {end}", file=sys.stderr, flush=True)
+            os.kill(os.getpid(), end.number)  # whoever waits for us sees by what we ended
         except BlinkError as error:
             self._fail(str(error), EXIT_USER_ERROR)
         except OSError as error:  # a full disk, a folder that may not be written

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from blinkc.child_processes import ChildProcesses
 from blinkc.errors import BlinkError
 from blinkc.resources import include_folder
 from blinkc.usable_cores import usable_cores
@@ -45,7 +46,7 @@ def compile_cpu(
     Raises:
         BlinkError: there is no C++ compiler, or it rejected a file; carries its log.
     """
-    with tempfile.TemporaryDirectory(prefix="blinkc-") as name:
+    with tempfile.TemporaryDirectory(prefix="blinkc-") as name, ChildProcesses(name) as children:
         folder = Path(name)
         for file_name, text in sources.items():
             (folder / file_name).write_text(text)
@@ -61,17 +62,21 @@ def compile_cpu(
 
         def compile_unit(unit: str, target: Path) -> None:
             extra = (flags or {}).get(unit, ())
-            _run([*command, *extra, "-c", str(folder / unit), "-o", str(target)], unit)
+            _run(children, [*command, *extra, "-c", str(folder / unit), "-o", str(target)], unit)
 
-        with ThreadPoolExecutor(max_workers=usable_cores()) as pool:
-            for done in [
-                pool.submit(compile_unit, unit, target)
-                for unit, target in zip(units, objects, strict=True)
-            ]:
-                done.result()
         linked = folder / "linked.so"
         arguments = ["-shared", "-pthread", *map(str, objects), "-o", str(linked)]
-        _run([*_compiler(), *arguments], out.name)
+        with ThreadPoolExecutor(max_workers=usable_cores()) as pool:
+            try:
+                for done in [
+                    pool.submit(compile_unit, unit, target)
+                    for unit, target in zip(units, objects, strict=True)
+                ]:
+                    done.result()
+                pool.submit(_run, children, [*_compiler(), *arguments], out.name).result()
+            except BaseException:  # a file that is rejected, or a signal: wait for no other
+                children.close()
+                raise
         _move_into_place(linked, out)
 
 
@@ -93,11 +98,9 @@ def _compiler() -> list[str]:
     raise BlinkError("no C++ compiler found", hint="apt-get install g++, or set CXX to one")
 
 
-def _run(command: Sequence[str], what: str) -> None:
+def _run(children: ChildProcesses, command: Sequence[str], what: str) -> None:
     try:
-        result = subprocess.run(
-            command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
-        )
+        result = children.run(command, timeout_s=_TIMEOUT_S)
     except FileNotFoundError as error:
         raise BlinkError(
             f"the C++ compiler {command[0]} does not exist", hint="set CXX to one that does"
