@@ -14,6 +14,7 @@ from pathlib import Path
 from blinkc import stages
 from blinkc.artifacts import WeightFiles
 from blinkc.build_folder import FORMAT_VERSION, BuildFolder, StageRecord, digest_of
+from blinkc.command_text import COMMAND_NAME, compile_command
 from blinkc.config import STAGES, CompileConfig
 from blinkc.model_source import find_model
 from blinkc.progress import Progress
@@ -45,6 +46,7 @@ def compile_model(
     progress = progress or Progress(quiet=True)
     find_model(config.model)  # one that is not there leaves no folder behind
     with BuildFolder(build_path) as build:
+        build.write_json(COMMAND_NAME, {"compile": compile_command(config)})
         run = _Run(config, build, WeightFiles(build, weights_from), progress)
         run.stage(
             "read",

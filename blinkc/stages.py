@@ -52,24 +52,7 @@ def build_facts(config: CompileConfig) -> dict[str, Any]:
         "architecture": config.architecture,
         "engine": config.resolved_engine,
         "dtype": config.resolved_dtype,
-        "rebuild": rebuild_command(config),
     }
-
-
-def rebuild_command(config: CompileConfig) -> str:
-    """Return the command that makes the build again, for messages about bundles that do not fit."""
-    capture = config.capture
-    words = ["blinkc compile", Path(config.model).name or config.model, "--target", config.target]
-    words += ["--shapes", capture.shapes] if capture.shapes != "auto" else []
-    for name in ("max_batch", "max_seqlen", "max_prefill_tokens", "num_slots", "num_kv_pages"):
-        value = getattr(capture, name)
-        words += [f"--{name.replace('_', '-')}", str(value)] if value is not None else []
-    if capture.logprobs is not None:
-        words.append("--logprobs" if capture.logprobs else "--no-logprobs")
-    words += ["--dtype", config.dtype] if config.dtype else []
-    words += ["--quantization", config.quantization] if config.quantization else []
-    words += ["--engine", config.engine] if config.engine != "auto" else []
-    return " ".join([*words, "-o BUILD && blinkc bundle BUILD -o BUNDLE"])
 
 
 def read_options(config: CompileConfig, files: WeightFiles) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import tarfile
 from collections.abc import Sequence
@@ -38,6 +39,7 @@ from blinkc.bundle.write_weights import (
     reference_weights,
     split_random,
 )
+from blinkc.command_text import COMMAND_NAME
 from blinkc.config import STAGES
 from blinkc.engine.segment_engines import ENGINE_FACTS
 from blinkc.errors import BlinkError
@@ -102,6 +104,7 @@ def _write_content(
     try:
         segmented = load_segmented(build.stage_folder("segment"), files)
         plan = stages.load_plan(build)
+        command: str = build.read_json(COMMAND_NAME)["compile"]
     except (KeyError, TypeError) as error:  # a field that came or went
         raise BlinkError(
             f"{config.build} was made by another version of blinkc",
@@ -136,7 +139,7 @@ def _write_content(
             "tokenizer": tokenizer,
             "notes": spec.notes,
             "tools": _tools(build),
-            "rebuild": facts["rebuild"],
+            "rebuild": f"{command} && {_bundle_command(config)}",
             "files": _list_files(folder),
             "external_files": external,
             "weights": weights,
@@ -147,6 +150,16 @@ def _write_content(
     manifest = Manifest.model_validate({**dict(manifest), "golden": golden})
     (folder / MANIFEST_NAME).write_bytes(manifest_to_bytes(manifest))
     return manifest
+
+
+def _bundle_command(config: BundleConfig) -> str:
+    """Return the command that bundles the build again."""
+    words = ["blinkc", "bundle", "BUILD"]
+    words += ["--archive"] if config.archive else []
+    words += [] if config.embed_weights else ["--weights", "reference"]
+    words += ["--name", config.model_name] if config.model_name else []
+    words += ["--tool-format", config.tool_format] if config.tool_format != "auto" else []
+    return shlex.join([*words, "-o", "BUNDLE"])
 
 
 def _golden(
