@@ -55,6 +55,23 @@ class FrontEndOptions:
     stall_timeout_ms: int = 2_000
 
 
+def native_fields(options: FrontEndOptions) -> dict[str, Any]:
+    """Return the options as the native module takes them."""
+    return {
+        name: list(value) if isinstance(value, tuple) else value
+        for name, value in dataclasses.asdict(options).items()
+    }
+
+
+def open_entrance(options: FrontEndOptions) -> _native.HttpEntrance:
+    """Take the address and try keys, certificate and log, before there is a ring to serve.
+
+    Raises:
+        ValueError, RuntimeError: one of them cannot be used; the text says why and what to do.
+    """
+    return _native.HttpEntrance(native_fields(options))
+
+
 class FrontEnd(Closing):
     """An OpenAI-compatible server over one ring.
 
@@ -64,6 +81,7 @@ class FrontEnd(Closing):
             (`blink_runtime.fallback_tokenizer`).
         chat_template: None refuses chats by name.
         options: see `FrontEndOptions`.
+        entrance: what `open_entrance` gave for the same options; it is used up.
 
     Raises:
         _native.RingError: the ring cannot be attached to.
@@ -76,11 +94,9 @@ class FrontEnd(Closing):
         codec: Any,
         chat_template: ChatTemplate | None,
         options: FrontEndOptions,
+        entrance: _native.HttpEntrance | None = None,
     ) -> None:
-        fields: dict[str, Any] = {
-            name: list(value) if isinstance(value, tuple) else value
-            for name, value in dataclasses.asdict(options).items()
-        }
+        fields = native_fields(options)
         fields["has_chat_template"] = chat_template is not None
         if chat_template is None or not chat_template.takes_tools:
             fields["tool_format"] = "none"
@@ -88,7 +104,7 @@ class FrontEnd(Closing):
         if chat_template is not None:
             render = chat_template
         self._options = options
-        self._native = _native.FrontEnd(ring, codec, render, fields)
+        self._native = _native.FrontEnd(ring, codec, render, fields, entrance)
 
     def start(self) -> None:
         """Serve from now on, on threads of its own."""

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from blink_runtime.codec import load_codec
 from blink_runtime.cpu_target import CpuTarget
@@ -68,15 +68,21 @@ class ServeConfig:
     scheduler: str = "chained"  # placement on a GPU
     silence_s: float = 2.0  # without a heartbeat: unhealthy, unless four steps take longer
 
+    def __post_init__(self) -> None:
+        if (self.tls_certificate is None) != (self.tls_key is None):
+            raise BlinkError("--tls-cert and --tls-key need each other", hint="give both or none")
+
 
 def serve(path: Path, config: ServeConfig) -> int:
     """Serve until SIGINT, SIGTERM or the scheduler's end; return the exit status.
 
     Raises:
-        BlinkError: the bundle is not for this machine, or fails its golden prompt.
+        BlinkError: the port is taken, a file cannot be used, or the bundle is not for this machine
+            or fails its golden prompt.
     """
     stop = _stop_event()
     with ExitStack() as stack:
+        entrance = hold_entrance(stack, config)
         bundle = stack.enter_context(open_bundle(path, check_hashes=False))
         bundle.check_machine()
         hashes = HashCheck(bundle, config.weights_from)
@@ -90,7 +96,7 @@ def serve(path: Path, config: ServeConfig) -> int:
         stack.callback(start_watchdog(ring, bundle.manifest, config).disarm)
         hashes.wait()
         ring.hold_range(0)  # no serve-dpu may take it away
-        front_end = start_front_end(stack, bundle, ring, config)
+        front_end = start_front_end(stack, bundle, ring, config, entrance)
         _say(f"ready after {process_age_s():.1f} s: {front_end.url}/  (ring {ring.name})")
         _wait(front_end, stop)
         _say("stopping")
@@ -250,11 +256,45 @@ def _silence_s(ring: _native.Ring | _native.Link, manifest: Manifest, config: Se
     return max(config.silence_s, 4 * growth * longest_s)
 
 
+def hold_entrance(stack: ExitStack, config: ServeConfig) -> _native.HttpEntrance:
+    """Take the address and try the files that HTTP needs, before anything is loaded.
+
+    Raises:
+        BlinkError: one of them cannot be used.
+    """
+    from blink_runtime.front_end import FrontEndOptions, open_entrance
+
+    try:
+        entrance = open_entrance(FrontEndOptions(**http_options(config)))
+    except (RuntimeError, ValueError) as error:
+        raise BlinkError(str(error)) from error
+    stack.callback(entrance.close)
+    return entrance
+
+
+def http_options(config: ServeConfig) -> dict[str, Any]:
+    """Return those of `FrontEndOptions` that the user chooses."""
+    return {
+        "host": config.host,
+        "port": config.port,
+        "api_keys": tuple(config.api_keys),
+        "api_key_file": str(config.api_key_file or ""),
+        "tls_certificate": str(config.tls_certificate or ""),
+        "tls_key": str(config.tls_key or ""),
+        "cors_origins": tuple(config.cors_origins),
+        "access_log": config.access_log,
+        "max_connections": config.max_connections,
+        "max_connections_per_address": config.max_connections_per_address,
+        "request_timeout_ms": round(config.request_timeout_s * 1000),
+    }
+
+
 def start_front_end(
     stack: ExitStack,
     bundle: Bundle,
     ring: _native.Ring | _native.Link,
     config: ServeConfig,
+    entrance: _native.HttpEntrance,
     *,
     front_end_index: int = 0,
 ) -> FrontEnd:
@@ -264,18 +304,8 @@ def start_front_end(
 
     manifest = bundle.manifest
     options = FrontEndOptions(
-        host=config.host,
-        port=config.port,
+        **http_options(config),
         model_name=manifest.model_name,
-        api_keys=tuple(config.api_keys),
-        api_key_file=str(config.api_key_file or ""),
-        tls_certificate=str(config.tls_certificate or ""),
-        tls_key=str(config.tls_key or ""),
-        cors_origins=tuple(config.cors_origins),
-        access_log=config.access_log,
-        max_connections=config.max_connections,
-        max_connections_per_address=config.max_connections_per_address,
-        request_timeout_ms=round(config.request_timeout_s * 1000),
         eos_token_ids=manifest.tokenizer.eos_token_ids,
         tool_format=manifest.tokenizer.tool_format,
         target_name=manifest.target.name,
@@ -284,15 +314,16 @@ def start_front_end(
     )
     codec = load_codec(bundle, _say)
     try:
-        front_end = FrontEnd(ring, codec, load_chat_template(bundle), options)
-    except (RuntimeError, ValueError) as error:  # address, keys, certificate, log
-        raise BlinkError(str(error), hint="see blink-runtime run --help") from error
+        front_end = FrontEnd(ring, codec, load_chat_template(bundle), options, entrance)
+    except (RuntimeError, ValueError) as error:  # the ring; the address, taken meanwhile
+        raise BlinkError(str(error)) from error
     reload_on_signal(front_end)
     return stack.enter_context(front_end)
 
 
 def reload_on_signal(front_end: FrontEnd) -> None:
-    """On SIGHUP read keys and certificate again and open the access log anew."""
+    """On SIGHUP read keys and certificate again and open the access log anew; at once, if one came
+    since `_stop_event`."""
 
     def on_signal(_number: int, _frame: object) -> None:
         try:
@@ -302,7 +333,9 @@ def reload_on_signal(front_end: FrontEnd) -> None:
             _say(f"not reloaded, the old ones stay: {error}")
 
     if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGHUP, on_signal)
+        earlier = signal.signal(signal.SIGHUP, on_signal)
+        if isinstance(earlier, _HangUpLater) and earlier.was_sent:
+            os.kill(os.getpid(), signal.SIGHUP)
 
 
 def _wait(front_end: FrontEnd, stop: threading.Event) -> None:
@@ -339,10 +372,19 @@ def process_age_s() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
 
 
+class _HangUpLater:
+    """A handler of SIGHUP for as long as there is nothing to reload."""
+
+    was_sent = False
+
+    def __call__(self, _number: int, _frame: object) -> None:
+        self.was_sent = True
+
+
 def _stop_event() -> threading.Event:
     """Return an event that SIGINT and SIGTERM set; a second signal ends the process at once.
 
-    SIGHUP, which would end the process too, is ignored until `reload_on_signal`.
+    SIGHUP, which would end the process too, is kept for `reload_on_signal`.
     """
     event = threading.Event()
 
@@ -354,7 +396,7 @@ def _stop_event() -> threading.Event:
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, on_signal)
         signal.signal(signal.SIGTERM, on_signal)
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        signal.signal(signal.SIGHUP, _HangUpLater())
     return event
 
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -22,6 +22,7 @@ from blink_runtime.serve import (
     _stop_event,
     check_golden,
     drain,
+    hold_entrance,
     open_golden_cache,
     process_age_s,
     ring_sizes,
@@ -95,18 +96,19 @@ class OwnedRing:
 
     memory: RingBytes  # for the golden prompt
     follow_header: Callable[[], _native.Ring]  # from then on its header tells how it does
-    open_link: Callable[..., _native.LinkOwner]  # takes a listener's address and a device
+    open_link: Callable[..., _native.LinkOwner]  # takes a `LinkPlace`
 
 
 def serve_gpu(path: Path, config: ServeConfig, link: LinkConfig) -> int:
     """Own the ring of a bundle until SIGINT, SIGTERM or the scheduler's end.
 
     Raises:
-        BlinkError: the bundle is not for this machine, fails its golden prompt, or there is no
-            RDMA device.
+        BlinkError: the address is taken, there is no RDMA device, or the bundle is not for this
+            machine or fails its golden prompt.
     """
     stop = _stop_event()
     with ExitStack() as stack:
+        place = hold_place(stack, link)
         bundle = stack.enter_context(open_bundle(path, check_hashes=False))
         bundle.check_machine()
         if link.ring_memory == "gpu" and bundle.manifest.target.library is not None:
@@ -122,7 +124,7 @@ def serve_gpu(path: Path, config: ServeConfig, link: LinkConfig) -> int:
         header = ring.follow_header()
         stack.callback(start_watchdog(header, bundle.manifest, config).disarm)
         hashes.wait()
-        owner = _open_ring(stack, ring, header, link)
+        owner = _open_ring(stack, ring, header, link, place)
         _wait(owner, stop)
         _say("stopping")
         return 0
@@ -170,25 +172,57 @@ def start_in_gpu_memory(stack: ExitStack, bundle: Bundle, config: ServeConfig) -
     )
 
 
-def _open_ring(
-    stack: ExitStack, ring: OwnedRing, header: _native.Ring, link: LinkConfig
-) -> _native.LinkOwner | None:
-    """Let front ends come, now that the golden prompt is out of the ring."""
+def hold_place(stack: ExitStack, link: LinkConfig) -> _native.LinkPlace | None:
+    """Take the address that front ends come to before anything is loaded; None for a name in shared
+    memory, which is only looked up.
+
+    Raises:
+        BlinkError: another process has it, or there is no RDMA device.
+    """
+    from blink_runtime import _native
+
+    with _told_of_links():
+        if link.transport == "shm":
+            _native.Ring.check_name(link.address)
+            return None
+        host, port = host_and_port(link.address)
+        place = _native.LinkPlace(
+            host=host, port=port, device=link.device, gid_index=link.gid_index
+        )
+    stack.callback(place.close)
+    return place
+
+
+@contextmanager
+def _told_of_links() -> Iterator[None]:
+    """Turn what the native module says of a link into a BlinkError."""
     from blink_runtime import _native
 
     try:
-        if link.transport == "shm":
-            header.publish(link.address)
-            _say(f"ready after {process_age_s():.1f} s: ring {header.name}")
-            return None
-        host, port = host_and_port(link.address)
-        owner = ring.open_link(host=host, port=port, device=link.device, gid_index=link.gid_index)
+        yield
     except _native.RingError as error:
         hint = "is another serve-gpu there?"
         if "no RDMA device" in str(error):
             hint = "--transport shm for a front end on this machine"
         raise BlinkError(str(error), hint=hint) from error
+
+
+def _open_ring(
+    stack: ExitStack,
+    ring: OwnedRing,
+    header: _native.Ring,
+    link: LinkConfig,
+    place: _native.LinkPlace | None,
+) -> _native.LinkOwner | None:
+    """Let front ends come, now that the golden prompt is out of the ring."""
+    with _told_of_links():
+        if place is None:
+            header.publish(link.address)
+            _say(f"ready after {process_age_s():.1f} s: ring {header.name}")
+            return None
+        owner = ring.open_link(place=place)
     stack.callback(owner.close)
+    host, _ = host_and_port(link.address)
     _say(f"ready after {process_age_s():.1f} s: ring at {host}:{owner.port} over {owner.device}")
     return owner
 
@@ -212,18 +246,19 @@ def serve_dpu(path: Path, config: ServeConfig, link: LinkConfig) -> int:
     """Serve HTTP over a link until SIGINT or SIGTERM; 503 while the ring is away.
 
     Raises:
-        BlinkError: a file is missing, there is no RDMA device, nobody is there in time, or the
-            owner refuses.
+        BlinkError: the port is taken, a file is missing or cannot be used, there is no RDMA device,
+            nobody is there in time, or the owner refuses.
     """
     stop = _stop_event()
     with ExitStack() as stack:
+        entrance = hold_entrance(stack, config)
         bundle = stack.enter_context(open_front_end_bundle(path))
         check_front_end_index(link.front_end_index, bundle.manifest.limits.num_front_ends)
         way = make_link(link, bundle_id(bundle.manifest))
         if not wait_for_ring(way, link.wait_s, stop):
             return 0
         front_end = start_front_end(
-            stack, bundle, way, config, front_end_index=link.front_end_index
+            stack, bundle, way, config, entrance, front_end_index=link.front_end_index
         )
         _say(
             f"ready after {process_age_s():.1f} s: {front_end.url}/  "

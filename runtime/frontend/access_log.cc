@@ -11,6 +11,7 @@
 #include <cstring>
 #include <ctime>
 #include <stdexcept>
+#include <utility>
 
 #include "frontend/response_writer.h"
 
@@ -22,16 +23,6 @@ namespace {
 constexpr auto kInterval = std::chrono::milliseconds(50);
 constexpr int kWritePatienceMs = 1000;
 constexpr size_t kPieceBytes = 4096;  // a pipe that polls writable takes as much without blocking
-
-int open_log(const std::string& path) {
-  const int file = path == "-"
-                       ? ::fcntl(STDOUT_FILENO, F_DUPFD_CLOEXEC, 3)
-                       : ::open(path.c_str(), O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0640);
-  if (file < 0) {
-    throw std::runtime_error("cannot open the access log: " + path + ": " + strerror(errno));
-  }
-  return file;
-}
 
 void append_text(std::string_view name, std::string_view text, std::string& out) {
   out.append(",\"").append(name).append("\":\"");
@@ -57,6 +48,16 @@ void append_time(int64_t unix_ns, std::string& out) {
 
 }  // namespace
 
+Fd open_access_log(const std::string& path) {
+  constexpr int kFlags = O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC | O_NONBLOCK;
+  Fd file(path == "-" ? ::fcntl(STDOUT_FILENO, F_DUPFD_CLOEXEC, 3)
+                      : ::open(path.c_str(), kFlags, 0640));
+  if (file.is_open()) return file;
+  const int error = errno;
+  throw std::runtime_error("cannot open the access log: " + path + ": " +
+                           (error == ENXIO ? "a pipe that nobody reads" : strerror(error)));
+}
+
 void append_log_line(const AccessLogEntry& entry, std::string& out) {
   append_time(entry.begun_at_ns, out);
   append_text("id", entry.id.view(), out);
@@ -77,15 +78,14 @@ void append_log_line(const AccessLogEntry& entry, std::string& out) {
   out += "}\n";
 }
 
-AccessLog::AccessLog(const std::string& path, Counter& num_dropped)
-    : path_(path), num_dropped_(num_dropped), file_(open_log(path)) {
+AccessLog::AccessLog(std::string path, Fd file, Counter& num_dropped)
+    : path_(std::move(path)), num_dropped_(num_dropped), file_(std::move(file)) {
   thread_ = std::thread([this] { run(); });
 }
 
 AccessLog::~AccessLog() {
   is_stopping_.store(true, std::memory_order_release);  // pairs with run(): all adds came before
   thread_.join();
-  ::close(file_);
   if (const int file = next_file_.load(std::memory_order_relaxed); file >= 0) ::close(file);
 }
 
@@ -95,7 +95,8 @@ void AccessLog::add(const AccessLogEntry& entry) {
 
 void AccessLog::reopen() {
   // Acquire-release: whoever takes the file owns it; one that nobody took is closed here.
-  const int unused = next_file_.exchange(open_log(path_), std::memory_order_acq_rel);
+  const int unused =
+      next_file_.exchange(open_access_log(path_).release(), std::memory_order_acq_rel);
   if (unused >= 0) ::close(unused);
 }
 
@@ -106,8 +107,7 @@ void AccessLog::run() {
   while (true) {
     const bool is_last = is_stopping_.load(std::memory_order_acquire);  // before the queue's end
     if (const int file = next_file_.exchange(-1, std::memory_order_acq_rel); file >= 0) {
-      ::close(file_);
-      file_ = file;
+      file_ = Fd(file);
     }
     lines.clear();
     uint64_t num_lines = 0;
@@ -128,9 +128,9 @@ void AccessLog::run() {
 // False: the file takes nothing.
 bool AccessLog::write_all(std::string_view text) {
   while (!text.empty()) {
-    pollfd wait{file_, POLLOUT, 0};
+    pollfd wait{file_.get(), POLLOUT, 0};
     if (::poll(&wait, 1, kWritePatienceMs) <= 0) return false;
-    const ssize_t count = ::write(file_, text.data(), std::min(text.size(), kPieceBytes));
+    const ssize_t count = ::write(file_.get(), text.data(), std::min(text.size(), kPieceBytes));
     if (count < 0 && errno != EINTR && errno != EAGAIN) return false;
     if (count > 0) text.remove_prefix(static_cast<size_t>(count));
   }

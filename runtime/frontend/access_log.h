@@ -10,6 +10,7 @@
 
 #include "frontend/metrics.h"
 #include "frontend/spsc_queue.h"
+#include "transport/fd.h"
 
 namespace blink {
 
@@ -52,13 +53,17 @@ struct AccessLogEntry {
 // One line, with its line end.
 void append_log_line(const AccessLogEntry& entry, std::string& out);
 
+// Opens `path` for appending; "-" is standard output. Never waits, as for a pipe's reader. Throws
+// std::runtime_error.
+Fd open_access_log(const std::string& path);
+
 // Bounded: kCapacity entries wait for the disk; what does not fit is dropped and counted.
 class AccessLog {
  public:
   static constexpr size_t kCapacity = 8192;
 
-  // Opens `path` for appending; "-" is standard output. Throws std::runtime_error.
-  AccessLog(const std::string& path, Counter& num_dropped);
+  // `file` is what open_access_log(path) gave; reopen() opens `path` again.
+  AccessLog(std::string path, Fd file, Counter& num_dropped);
   // Writes what waits, unless the file takes nothing for a second.
   ~AccessLog();
 
@@ -75,7 +80,7 @@ class AccessLog {
   const std::string path_;
   Counter& num_dropped_;
   SpscQueue<AccessLogEntry> queue_{kCapacity};
-  int file_ = -1;                   // the writer's, once it runs
+  Fd file_;                         // the writer's, once it runs
   std::atomic<int> next_file_{-1};  // opened by reopen(), taken by the writer
   std::atomic<bool> is_stopping_{false};
   std::thread thread_;

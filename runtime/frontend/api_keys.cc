@@ -1,12 +1,11 @@
 #include "frontend/api_keys.h"
 
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
-#include <fstream>
+#include <sstream>
 #include <stdexcept>
 
 #include "frontend/http_message.h"
+#include "frontend/small_file.h"
 
 namespace blink {
 namespace {
@@ -34,6 +33,14 @@ std::string_view next_word(std::string_view& line) {
   return word;
 }
 
+std::string read_key_file(const std::string& path) {
+  try {
+    return read_small_file(path);
+  } catch (const std::runtime_error& error) {
+    throw std::runtime_error(std::string("cannot read API keys: ") + error.what());
+  }
+}
+
 }  // namespace
 
 ApiKeys ApiKeys::load(const std::vector<std::string>& keys, const std::string& path) {
@@ -44,10 +51,10 @@ ApiKeys ApiKeys::load(const std::vector<std::string>& keys, const std::string& p
     loaded.add(name, key, name);
   }
   if (path.empty()) return loaded;
-  std::ifstream file(path);
-  if (!file) throw std::runtime_error("cannot read API keys: " + path + ": " + strerror(errno));
+  std::istringstream lines(read_key_file(path));
+  const size_t num_given = loaded.keys_.size();
   std::string line;
-  for (int number = 1; std::getline(file, line); ++number) {
+  for (int number = 1; std::getline(lines, line); ++number) {
     std::string_view rest = line;
     const std::string_view first = next_word(rest);
     const std::string_view second = next_word(rest);
@@ -62,7 +69,10 @@ ApiKeys ApiKeys::load(const std::vector<std::string>& keys, const std::string& p
       loaded.add(std::string(first), std::string(second), where);
     }
   }
-  if (file.bad()) throw std::runtime_error("cannot read API keys: " + path);
+  if (loaded.keys_.size() == num_given) {
+    throw std::runtime_error("API keys: " + path +
+                             " holds none: write a key, or \"NAME KEY\", in each line");
+  }
   return loaded;
 }
 

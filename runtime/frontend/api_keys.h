@@ -15,8 +15,9 @@ class ApiKeys {
   ApiKeys() = default;
 
   // `keys` get the names key-1, key-2, ... `path` (empty: none) has a key or "NAME KEY" in each
-  // line; empty lines and those that begin with # do not count. With a path keys are asked for even
-  // if it holds none. Throws std::runtime_error naming file and line.
+  // line; empty lines and those that begin with # do not count. Throws std::runtime_error naming
+  // file and line, also when the file holds no key: with it nobody could come in, and one that is
+  // just being written looks so.
   static ApiKeys load(const std::vector<std::string>& keys, const std::string& path);
 
   bool asks_for_key() const { return asks_for_key_; }

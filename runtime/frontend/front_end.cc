@@ -52,11 +52,12 @@ void check_front_end_config(const FrontEndConfig& config) {
 }
 
 FrontEnd::FrontEnd(FrontEndConfig config, std::unique_ptr<Transport> transport,
-                   std::shared_ptr<const TextCodec> codec, TemplateRenderer render)
+                   std::shared_ptr<const TextCodec> codec, TemplateRenderer render,
+                   HttpEntrance entrance)
     : config_(checked(std::move(config))),
       pipeline_(config_, std::move(transport), std::move(codec), std::move(render),
                 [this] { server_.wake(); }),  // called after start() only
-      server_(config_) {}
+      server_(config_, std::move(entrance)) {}
 
 FrontEnd::~FrontEnd() { stop(std::chrono::milliseconds(0)); }
 

@@ -4,18 +4,25 @@
 
 #include <chrono>
 #include <memory>
+#include <utility>
 
 #include "frontend/front_end_config.h"
 #include "frontend/generation_pipeline.h"
+#include "frontend/http_entrance.h"
 #include "frontend/http_server.h"
 
 namespace blink {
 
 class FrontEnd {
  public:
-  // Attaches to the ring and binds the address. Throws RingError or std::runtime_error.
+  // Attaches to the ring and listens. Throws RingError or std::runtime_error.
   FrontEnd(FrontEndConfig config, std::unique_ptr<Transport> transport,
-           std::shared_ptr<const TextCodec> codec, TemplateRenderer render);
+           std::shared_ptr<const TextCodec> codec, TemplateRenderer render, HttpEntrance entrance);
+  // The same with an entrance of its own.
+  FrontEnd(const FrontEndConfig& config, std::unique_ptr<Transport> transport,
+           std::shared_ptr<const TextCodec> codec, TemplateRenderer render)
+      : FrontEnd(config, std::move(transport), std::move(codec), std::move(render),
+                 HttpEntrance(config)) {}
   ~FrontEnd();
 
   void start();

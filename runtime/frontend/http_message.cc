@@ -25,6 +25,20 @@ void append_start(int status, const HeadContext& context, bool keeps_alive, std:
   }
 }
 
+// RFC 3986 section 2.3.
+bool is_unreserved(char c) {
+  return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '-' ||
+         c == '.' || c == '_' || c == '~';
+}
+
+// The byte that the '%' at `place` and two digits stand for; -1: they are no digits.
+int escaped_at(std::string_view text, size_t place) {
+  if (place + 2 >= text.size()) return -1;
+  const int high = hex_value(text[place + 1]);
+  const int low = hex_value(text[place + 2]);
+  return high < 0 || low < 0 ? -1 : high * 16 + low;
+}
+
 }  // namespace
 
 std::string_view status_text(int status) {
@@ -103,18 +117,36 @@ std::string date_text(int64_t unix_s) {
   return std::string(text, std::strftime(text, sizeof(text), "%a, %d %b %Y %H:%M:%S GMT", &utc));
 }
 
+int hex_value(char digit) {
+  if (digit >= '0' && digit <= '9') return digit - '0';
+  const int lower = digit | 0x20;
+  return lower >= 'a' && lower <= 'f' ? lower - 'a' + 10 : -1;
+}
+
+std::optional<size_t> decode_unreserved(std::span<char> path) {
+  size_t size = 0;
+  for (size_t i = 0; i < path.size(); ++i) {
+    path[size++] = path[i];
+    if (path[i] != '%') continue;
+    const int meant = escaped_at({path.data(), path.size()}, i);
+    if (meant < 0) return std::nullopt;
+    if (is_unreserved(static_cast<char>(meant))) {
+      path[size - 1] = static_cast<char>(meant);
+    } else {
+      path[size++] = path[i + 1];
+      path[size++] = path[i + 2];
+    }
+    i += 2;
+  }
+  return size;
+}
+
 std::string percent_decoded(std::string_view text) {
   std::string out;
   for (size_t i = 0; i < text.size(); ++i) {
-    unsigned value = 0;
-    const char* begin = text.data() + i + 1;
-    if (text[i] == '%' && i + 2 < text.size() &&
-        std::from_chars(begin, begin + 2, value, 16).ptr == begin + 2) {
-      out += static_cast<char>(value);
-      i += 2;
-    } else {
-      out += text[i];
-    }
+    const int meant = text[i] == '%' ? escaped_at(text, i) : -1;
+    out += meant < 0 ? text[i] : static_cast<char>(meant);
+    if (meant >= 0) i += 2;
   }
   return out;
 }

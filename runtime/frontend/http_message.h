@@ -4,6 +4,8 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -38,6 +40,14 @@ void append_chunk_head(size_t num_bytes, std::string& out);
 
 // "Sun, 06 Nov 1994 08:49:37 GMT" of a Unix time.
 std::string date_text(int64_t unix_s);
+
+// The value of a hexadecimal digit; -1: it is none.
+int hex_value(char digit);
+
+// Decodes escapes of unreserved characters where they lie and returns how long the path then is:
+// "%68" means "h" to everybody, while "%2F" stays apart from "/" (RFC 3986 section 6.2.2.2).
+// Nothing: a '%' has no two hexadecimal digits behind it.
+std::optional<size_t> decode_unreserved(std::span<char> path);
 
 // "%2F" -> "/"; what is no escape stays.
 std::string percent_decoded(std::string_view text);

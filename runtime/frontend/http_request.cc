@@ -2,6 +2,9 @@
 
 #include <algorithm>
 #include <array>
+#include <optional>
+
+#include "frontend/http_message.h"
 
 namespace blink {
 namespace {
@@ -272,8 +275,8 @@ void HttpRequestParser::read_target(std::string_view target) {
   for (const std::string_view scheme : {"http://", "https://"}) {
     if (target.size() > scheme.size() &&
         equals_ignoring_case(target.substr(0, scheme.size()), scheme)) {
-      const size_t slash = target.find('/', scheme.size());
-      if (slash == scheme.size() || slash == std::string_view::npos) {
+      const size_t slash = target.find_first_of("/?#", scheme.size());
+      if (slash == scheme.size() || slash == std::string_view::npos || target[slash] != '/') {
         return fail(HttpFault::malformed_target);
       }
       target.remove_prefix(slash);
@@ -283,6 +286,9 @@ void HttpRequestParser::read_target(std::string_view target) {
     return fail(HttpFault::malformed_target);
   }
   path_ = place_of(target.substr(0, target.find('?')));
+  const std::optional<size_t> size = decode_unreserved({head_.data() + path_.begin, path_.size});
+  if (!size) return fail(HttpFault::malformed_target);
+  path_.size = static_cast<uint32_t>(*size);
 }
 
 void HttpRequestParser::read_header(std::string_view line) {
@@ -401,10 +407,9 @@ void HttpRequestParser::read_chunk_size(std::string_view line) {
   }
   uint64_t size = 0;
   for (const char digit : line.substr(0, num_digits)) {
-    const int lower = digit | 0x20;
-    const bool is_decimal = digit >= '0' && digit <= '9';
-    if (!is_decimal && !(lower >= 'a' && lower <= 'f')) return fail(HttpFault::malformed_chunk);
-    size = size * 16 + static_cast<uint64_t>(is_decimal ? digit - '0' : lower - 'a' + 10);
+    const int value = hex_value(digit);
+    if (value < 0) return fail(HttpFault::malformed_chunk);
+    size = size * 16 + static_cast<uint64_t>(value);
   }
   if (size > limits_.max_body_bytes - body_.size()) return fail(HttpFault::body_too_large);
   remaining_bytes_ = size;

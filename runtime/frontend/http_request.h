@@ -54,7 +54,7 @@ std::string_view name_of_method(HttpMethod method);
 // The views point into the parser and are good until its reset().
 struct HttpRequest {
   HttpMethod method = HttpMethod::other;
-  std::string_view path;  // of the target; "*" as it is
+  std::string_view path;  // of the target, escapes of unreserved characters decoded; "*" as it is
   unsigned version = 11;  // 10 or 11
   bool keeps_alive = true;
   bool is_chunked = false;

@@ -2,15 +2,18 @@
 
 #include <sys/prctl.h>
 
+#include <cstring>
 #include <ctime>
 #include <future>
 #include <stdexcept>
+#include <utility>
 
 #include <boost/asio/post.hpp>
 
 #include "frontend/chat_page.h"
 #include "frontend/http_session.h"
 #include "frontend/open_api.h"
+#include "transport/held_address.h"
 
 namespace blink {
 namespace {
@@ -30,11 +33,6 @@ constexpr std::string_view kPageHeaders =
     "Content-Security-Policy: default-src 'none'; style-src 'unsafe-inline'; "
     "script-src 'unsafe-inline'; connect-src 'self'\r\n";
 
-std::shared_ptr<const TlsContext> load_tls(const FrontEndConfig& config) {
-  if (config.tls_certificate.empty()) return nullptr;
-  return std::make_shared<TlsContext>(config.tls_certificate, config.tls_key);
-}
-
 // A household of IPv6 has a /64 at least, so one address says nothing there.
 std::string peer_key_of(const asio::ip::address& address) {
   if (!address.is_v6()) return address.to_string();
@@ -43,39 +41,28 @@ std::string peer_key_of(const asio::ip::address& address) {
   return asio::ip::address_v6(bytes).to_string();
 }
 
-asio::ip::address address_of(const std::string& host) {
-  boost::system::error_code error;
-  const auto address = asio::ip::make_address(host == "localhost" ? "127.0.0.1" : host, error);
-  if (error) throw std::runtime_error("'" + host + "' is no IP address, nor localhost");
-  return address;
-}
-
 }  // namespace
 
-HttpServer::HttpServer(const FrontEndConfig& config)
+HttpServer::HttpServer(const FrontEndConfig& config, HttpEntrance entrance)
     : config_(config),
-      api_keys_(ApiKeys::load(config.api_keys, config.api_key_file)),
-      tls_(load_tls(config)),
+      api_keys_(std::move(entrance.api_keys)),
+      tls_(std::move(entrance.tls)),
       overflow_(kOverflowBytes),
       acceptor_(io_),
       accept_pause_(io_),
       sweep_timer_(io_),
       prepare_pool_(config.num_prepare_threads),
+      port_(entrance.port),
+      started_at_s_(std::time(nullptr)),
       random_(std::random_device{}()) {
-  const std::string address = config.host + ":" + std::to_string(config.port);
-  try {
-    const tcp::endpoint endpoint(address_of(config.host), config.port);
-    acceptor_.open(endpoint.protocol());
-    acceptor_.set_option(asio::socket_base::reuse_address(true));
-    acceptor_.bind(endpoint);
-    acceptor_.listen(asio::socket_base::max_listen_connections);
-    port_ = acceptor_.local_endpoint().port();
-  } catch (const boost::system::system_error& error) {
-    throw std::runtime_error("cannot listen on " + address + ": " + error.code().message());
+  if (const int error = listen_on_held(entrance.listener, SOMAXCONN); error != 0) {
+    throw std::runtime_error("cannot listen on " + config.host + ":" + std::to_string(port_) +
+                             ": " + std::strerror(error));
   }
-  started_at_s_ = std::time(nullptr);
-  if (!config.access_log.empty()) {
-    access_log_ = std::make_unique<AccessLog>(config.access_log, http_metrics_.access_log_dropped);
+  acceptor_.assign(entrance.is_ipv6 ? tcp::v6() : tcp::v4(), entrance.listener.release());
+  if (entrance.access_log.is_open()) {
+    access_log_ = std::make_unique<AccessLog>(config.access_log, std::move(entrance.access_log),
+                                              http_metrics_.access_log_dropped);
   }
 }
 

@@ -26,6 +26,7 @@
 #include "frontend/api_keys.h"
 #include "frontend/front_end_config.h"
 #include "frontend/generation_pipeline.h"
+#include "frontend/http_entrance.h"
 #include "frontend/http_message.h"
 #include "frontend/http_metrics.h"
 #include "frontend/http_routes.h"
@@ -38,9 +39,9 @@ class HttpSession;
 // Members belong to the network thread, but for those that say otherwise.
 class HttpServer {
  public:
-  // Binds at once, so that port() is known, and reads keys, certificate and log. Throws
-  // std::runtime_error naming what is wrong.
-  explicit HttpServer(const FrontEndConfig& config);
+  // `entrance` was made of the same config. Listens at once: whoever connects waits for start().
+  // Throws std::runtime_error.
+  HttpServer(const FrontEndConfig& config, HttpEntrance entrance);
   ~HttpServer();
 
   // Any thread below: the owner's.

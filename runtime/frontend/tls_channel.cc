@@ -5,22 +5,125 @@
 
 #ifdef BLINK_HAS_TLS
 #include <openssl/err.h>
+#include <openssl/pem.h>
 #include <openssl/ssl.h>
+
+#include "frontend/small_file.h"
 
 namespace blink {
 namespace {
 
-// The oldest error of this thread's queue, which is emptied.
-std::string openssl_error() {
-  const unsigned long code = ERR_get_error();
+template <typename T>
+using Handle = std::unique_ptr<T, void (*)(T*)>;
+using Certificate = Handle<X509>;
+
+void free_bio(BIO* bio) { BIO_free(bio); }
+
+// The oldest error of this thread's queue, which is emptied, in OpenSSL's words.
+std::string openssl_reason() {
+  const char* text = ERR_reason_error_string(ERR_get_error());
   ERR_clear_error();
-  char text[200] = "no reason given";
-  if (code != 0) ERR_error_string_n(code, text, sizeof(text));
-  return text;
+  return text == nullptr ? "no reason given" : text;
+}
+
+bool is_der(std::string_view text) { return text.starts_with('\x30'); }
+
+// A PEM file read whole.
+struct PemFile {
+  PemFile(std::string what, const std::string& given_path)
+      : name(std::move(what)), path(given_path) {
+    name += " " + path;
+    try {
+      text = read_small_file(path);
+    } catch (const std::runtime_error& error) {
+      throw std::runtime_error(name.substr(0, name.size() - path.size()) + error.what());
+    }
+    bytes.reset(BIO_new_mem_buf(text.data(), static_cast<int>(text.size())));
+    if (!bytes) throw std::bad_alloc();
+  }
+  bool holds(std::string_view word) const { return text.find(word) != std::string::npos; }
+  [[noreturn]] void refuse(const std::string& why) const {
+    ERR_clear_error();
+    throw std::runtime_error(name + ": " + why);
+  }
+
+  std::string name;  // "TLS key /etc/server.key"
+  std::string path;
+  std::string text;
+  Handle<BIO> bytes{nullptr, free_bio};
+};
+
+[[noreturn]] void refuse_certificate(const PemFile& file) {
+  const std::string reason = openssl_reason();
+  if (file.text.empty()) file.refuse("it is empty");
+  if (is_der(file.text)) {
+    file.refuse("it is DER, not PEM; openssl x509 -inform der -in " + file.path +
+                " -out NEW writes PEM");
+  }
+  if (file.holds("-----BEGIN CERTIFICATE-----")) {
+    file.refuse("its PEM is damaged (" + reason + "); copy it anew");
+  }
+  if (file.holds("PRIVATE KEY-----")) {
+    file.refuse("it holds a key and no certificate; name the certificate with its chain here");
+  }
+  file.refuse("it is no PEM file: no line says -----BEGIN CERTIFICATE-----");
+}
+
+[[noreturn]] void refuse_key(const PemFile& file) {
+  const std::string reason = openssl_reason();
+  if (file.text.empty()) file.refuse("it is empty");
+  if (is_der(file.text)) {
+    file.refuse("it is DER, not PEM; openssl pkey -inform der -in " + file.path +
+                " -out NEW writes PEM");
+  }
+  if (file.holds("ENCRYPTED")) {
+    file.refuse("it is encrypted, and nobody is there to type its password; openssl pkey -in " +
+                file.path + " -out NEW writes it without one");
+  }
+  if (file.holds("PRIVATE KEY-----")) {
+    file.refuse("its PEM is damaged (" + reason + "); copy it anew");
+  }
+  if (file.holds("-----BEGIN CERTIFICATE-----")) {
+    file.refuse("it holds a certificate and no key; name the certificate's key here");
+  }
+  file.refuse("it is no PEM file: no line says -----BEGIN PRIVATE KEY-----");
+}
+
+// The server's certificate, then those that vouch for it.
+void use_certificates(SSL_CTX* context, const PemFile& file) {
+  const Certificate own(PEM_read_bio_X509_AUX(file.bytes.get(), nullptr, nullptr, nullptr),
+                        X509_free);
+  if (!own) refuse_certificate(file);
+  if (SSL_CTX_use_certificate(context, own.get()) != 1) {
+    file.refuse("OpenSSL does not take it for a server (" + openssl_reason() + ")");
+  }
+  while (true) {
+    Certificate next(PEM_read_bio_X509(file.bytes.get(), nullptr, nullptr, nullptr), X509_free);
+    if (!next) break;
+    if (SSL_CTX_add0_chain_cert(context, next.get()) != 1) {
+      file.refuse("OpenSSL does not take its chain (" + openssl_reason() + ")");
+    }
+    (void)next.release();  // the context's
+  }
+  if (ERR_GET_REASON(ERR_peek_last_error()) != PEM_R_NO_START_LINE) refuse_certificate(file);
+  ERR_clear_error();
 }
 
 // Never asks a terminal: an encrypted key is an error.
 int no_password(char*, int, int, void*) { return 0; }
+
+void use_key(SSL_CTX* context, const PemFile& file, const std::string& certificate_path) {
+  const Handle<EVP_PKEY> key(
+      PEM_read_bio_PrivateKey(file.bytes.get(), nullptr, no_password, nullptr), EVP_PKEY_free);
+  if (!key) refuse_key(file);
+  if (X509_check_private_key(SSL_CTX_get0_certificate(context), key.get()) != 1) {
+    file.refuse("it is not the key of the certificate " + certificate_path +
+                "; name the one that the certificate was made for");
+  }
+  if (SSL_CTX_use_PrivateKey(context, key.get()) != 1) {
+    file.refuse("OpenSSL does not take it for a server (" + openssl_reason() + ")");
+  }
+}
 
 int choose_http_1_1(SSL*, const unsigned char** chosen, unsigned char* chosen_size,
                     const unsigned char* offered, unsigned offered_size, void*) {
@@ -44,24 +147,18 @@ struct TlsContext::State {
 TlsContext::TlsContext(const std::string& certificate_path, const std::string& key_path)
     : state_(std::make_unique<State>()) {
   SSL_CTX* context = state_->context.get();
-  if (context == nullptr) throw std::runtime_error("TLS: " + openssl_error());
+  if (context == nullptr) throw std::runtime_error("TLS: " + openssl_reason());
   ERR_clear_error();
   SSL_CTX_set_min_proto_version(context, TLS1_2_VERSION);
   SSL_CTX_set_options(
       context, SSL_OP_NO_RENEGOTIATION | SSL_OP_NO_COMPRESSION | SSL_OP_CIPHER_SERVER_PREFERENCE);
   SSL_CTX_set_mode(context, SSL_MODE_RELEASE_BUFFERS);          // an idle connection keeps none
   SSL_CTX_set_session_cache_mode(context, SSL_SESS_CACHE_OFF);  // tickets need no memory here
-  SSL_CTX_set_default_passwd_cb(context, no_password);
   SSL_CTX_set_alpn_select_cb(context, choose_http_1_1, nullptr);
   // Of TLS 1.2, what has forward secrecy and authenticated encryption; TLS 1.3 has nothing else.
   SSL_CTX_set_cipher_list(context, "ECDHE+AESGCM:ECDHE+CHACHA20");
-  if (SSL_CTX_use_certificate_chain_file(context, certificate_path.c_str()) != 1) {
-    throw std::runtime_error("TLS certificate " + certificate_path + ": " + openssl_error());
-  }
-  if (SSL_CTX_use_PrivateKey_file(context, key_path.c_str(), SSL_FILETYPE_PEM) != 1 ||
-      SSL_CTX_check_private_key(context) != 1) {
-    throw std::runtime_error("TLS key " + key_path + ": " + openssl_error());
-  }
+  use_certificates(context, PemFile("TLS certificate", certificate_path));
+  use_key(context, PemFile("TLS key", key_path), certificate_path);
 }
 
 TlsContext::~TlsContext() = default;

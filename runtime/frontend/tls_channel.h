@@ -12,8 +12,9 @@ namespace blink {
 // A certificate with its key. Shared by the connections that began under it.
 class TlsContext {
  public:
-  // PEM files: the certificate with its chain, and the unencrypted key. TLS 1.2 and newer. Throws
-  // std::runtime_error naming the file, or that this build has no TLS.
+  // PEM files, each read once: the certificate with its chain, and the unencrypted key. TLS 1.2 and
+  // newer. Throws std::runtime_error naming the file, what is wrong with it and what to do, or that
+  // this build has no TLS.
   TlsContext(const std::string& certificate_path, const std::string& key_path);
   ~TlsContext();
   TlsContext(const TlsContext&) = delete;

@@ -1,11 +1,13 @@
 // Python: FrontEnd, the HTTP server over a ring.
 #include <chrono>
+#include <optional>
 
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
 #include "frontend/front_end.h"
+#include "frontend/http_entrance.h"
 #include "native/bindings.h"
 #include "native/link_handle.h"
 #include "native/python_codec.h"
@@ -122,12 +124,33 @@ TemplateRenderer renderer_from_python(nb::object render) {
   };
 }
 
+// An entrance, until a FrontEnd takes it or it is closed.
+class EntranceHandle {
+ public:
+  explicit EntranceHandle(const nb::dict& options) : entrance_(config_from_dict(options)) {}
+
+  HttpEntrance take() {
+    if (!entrance_) throw std::runtime_error("the entrance is closed, or a FrontEnd has it");
+    HttpEntrance taken = std::move(*entrance_);
+    entrance_.reset();
+    return taken;
+  }
+  void close() { entrance_.reset(); }
+
+ private:
+  std::optional<HttpEntrance> entrance_;
+};
+
 class PythonFrontEnd {
  public:
-  PythonFrontEnd(nb::object ring, nb::object codec, nb::object render, const nb::dict& options)
+  // `entrance`: None, or an EntranceHandle, whose entrance is taken.
+  PythonFrontEnd(nb::object ring, nb::object codec, nb::object render, const nb::dict& options,
+                 nb::object entrance)
       : ring_(ring),
         front_end_(config_from_dict(options), transport_from_python(ring),
-                   codec_from_python(std::move(codec)), renderer_from_python(std::move(render))) {}
+                   codec_from_python(std::move(codec)), renderer_from_python(std::move(render)),
+                   entrance.is_none() ? HttpEntrance(config_from_dict(options))
+                                      : nb::cast<EntranceHandle&>(entrance).take()) {}
 
   // A forgotten stop(): without the GIL, as the threads that end may need it first.
   ~PythonFrontEnd() {
@@ -160,12 +183,17 @@ class PythonFrontEnd {
 }  // namespace
 
 void bind_front_end(nb::module_& module) {
+  nb::class_<EntranceHandle>(module, "HttpEntrance",
+                             "An address held, and keys, certificate and log that are good.")
+      .def(nb::init<const nb::dict&>(), "options"_a)
+      .def("close", &EntranceHandle::close);
   nb::class_<PythonFrontEnd>(module, "FrontEnd", "OpenAI's HTTP API over a ring.")
-      .def(nb::init<nb::object, nb::object, nb::object, const nb::dict&>(), "ring"_a, "codec"_a,
-           "render_chat_template"_a, "options"_a,
+      .def(nb::init<nb::object, nb::object, nb::object, const nb::dict&, nb::object>(), "ring"_a,
+           "codec"_a, "render_chat_template"_a, "options"_a, "entrance"_a = nb::none(),
            "codec: Tokenizer, or an object with encode and make_decoder. render_chat_template: "
            "JSON text\n"
-           "-> prompt; ValueError is told to the client. options: the fields of FrontEndConfig.")
+           "-> prompt; ValueError is told to the client. options: the fields of FrontEndConfig.\n"
+           "entrance: a HttpEntrance of the same options, which is then used up.")
       .def(
           "start", [](PythonFrontEnd& self) { self.get().start(); },
           nb::call_guard<nb::gil_scoped_release>())

@@ -88,24 +88,43 @@ blink_ring_header read_header(const LinkHandle& link) {
   return header;
 }
 
+// A place, until a LinkOwner takes it or it is closed.
+class PlaceHandle {
+ public:
+  PlaceHandle(const std::string& host, uint16_t port, const std::string& device, int gid_index) {
+    VerbsOwnerConfig config;
+    config.host = host;
+    config.port = port;
+    config.device.device = device;
+    config.device.gid_index = gid_index;
+    place_ = hold_verbs_place(config);
+  }
+
+  std::unique_ptr<VerbsPlace> take() {
+    if (place_ == nullptr) throw RingError("the place is closed, or a LinkOwner has it");
+    return std::move(place_);
+  }
+  void close() { place_.reset(); }
+
+ private:
+  std::unique_ptr<VerbsPlace> place_;
+};
+
 // Keeps the Ring whose memory the card writes into.
 class LinkOwnerHandle {
  public:
-  LinkOwnerHandle(nb::object ring, const std::string& host, uint16_t port,
-                  const std::string& device, int gid_index)
-      : ring_(std::move(ring)) {
+  LinkOwnerHandle(nb::object ring, PlaceHandle& place) : ring_(std::move(ring)) {
     const RingHandle& handle = nb::cast<RingHandle&>(ring_);
     VerbsRingMemory memory;
     memory.address = reinterpret_cast<void*>(handle.address());
     memory.num_bytes = handle.num_bytes();
     std::memcpy(&memory.header, memory.address, sizeof(memory.header));
-    start(memory, host, port, device, gid_index);
+    owner_ = serve_verbs(memory, place.take());
   }
 
   // GPU memory: `header` is a copy of the ring's first bytes.
   LinkOwnerHandle(uint64_t address, uint64_t num_bytes, int dmabuf_fd, uint64_t dmabuf_offset,
-                  const nb::bytes& header, const std::string& host, uint16_t port,
-                  const std::string& device, int gid_index) {
+                  const nb::bytes& header, PlaceHandle& place) {
     VerbsRingMemory memory;
     memory.address = reinterpret_cast<void*>(address);
     memory.num_bytes = num_bytes;
@@ -113,7 +132,7 @@ class LinkOwnerHandle {
     memory.dmabuf_offset = dmabuf_offset;
     if (header.size() < sizeof(memory.header)) throw RingError("ring: the header is too short");
     std::memcpy(&memory.header, header.c_str(), sizeof(memory.header));
-    start(memory, host, port, device, gid_index);
+    owner_ = serve_verbs(memory, place.take());
   }
 
   const VerbsOwner& get() const {
@@ -123,16 +142,6 @@ class LinkOwnerHandle {
   void close() { owner_.reset(); }
 
  private:
-  void start(const VerbsRingMemory& memory, const std::string& host, uint16_t port,
-             const std::string& device, int gid_index) {
-    VerbsOwnerConfig config;
-    config.host = host;
-    config.port = port;
-    config.device.device = device;
-    config.device.gid_index = gid_index;
-    owner_ = serve_verbs(memory, config);
-  }
-
   nb::object ring_;
   std::unique_ptr<VerbsOwner> owner_;
 };
@@ -160,13 +169,16 @@ void bind_link(nb::module_& module) {
           "another reason.")
       .def_prop_ro("problem", &LinkHandle::problem, "Why the last attempt failed, or \"\".")
       .def_prop_ro("num_connects", &LinkHandle::num_connects);
-  nb::class_<LinkOwnerHandle>(module, "LinkOwner", "Answers front ends that come over verbs.")
-      .def(nb::init<nb::object, const std::string&, uint16_t, const std::string&, int>(), "ring"_a,
-           nb::kw_only(), "host"_a, "port"_a = 0, "device"_a = "", "gid_index"_a = -1)
-      .def(nb::init<uint64_t, uint64_t, int, uint64_t, const nb::bytes&, const std::string&,
-                    uint16_t, const std::string&, int>(),
-           nb::kw_only(), "address"_a, "num_bytes"_a, "dmabuf_fd"_a, "dmabuf_offset"_a, "header"_a,
+  nb::class_<PlaceHandle>(module, "LinkPlace",
+                          "A LinkOwner's address and RDMA device, held before there is a ring.")
+      .def(nb::init<const std::string&, uint16_t, const std::string&, int>(), nb::kw_only(),
            "host"_a, "port"_a = 0, "device"_a = "", "gid_index"_a = -1)
+      .def("close", &PlaceHandle::close);
+  nb::class_<LinkOwnerHandle>(module, "LinkOwner", "Answers front ends that come over verbs.")
+      .def(nb::init<nb::object, PlaceHandle&>(), "ring"_a, nb::kw_only(), "place"_a)
+      .def(nb::init<uint64_t, uint64_t, int, uint64_t, const nb::bytes&, PlaceHandle&>(),
+           nb::kw_only(), "address"_a, "num_bytes"_a, "dmabuf_fd"_a, "dmabuf_offset"_a, "header"_a,
+           "place"_a)
       .def_prop_ro("port", [](const LinkOwnerHandle& self) { return self.get().port(); })
       .def_prop_ro("device", [](const LinkOwnerHandle& self) { return self.get().device(); })
       .def_prop_ro("num_refused",

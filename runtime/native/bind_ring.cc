@@ -43,6 +43,13 @@ void RingHandle::publish(const std::string& name) {
   memory_->rename(name);
 }
 
+void RingHandle::check_name(const std::string& name) {
+  SharedMemory::remove_stale(name);
+  if (SharedMemory::is_taken(name)) {
+    throw RingError("shared memory " + name + ": cannot be named so: another process has it");
+  }
+}
+
 void RingHandle::hold_range(uint32_t front_end_index) const {
   if (memory_ && !memory_->hold_range(front_end_index)) {
     throw RingError("ring " + memory_->name() + ": front end " + std::to_string(front_end_index) +
@@ -205,6 +212,8 @@ void bind_ring(nb::module_& module) {
       .def_prop_ro("num_bytes", &RingHandle::num_bytes)
       .def_prop_ro("name", &RingHandle::name)
       .def("publish", &RingHandle::publish, "name"_a)
+      .def_static("check_name", &RingHandle::check_name, "name"_a,
+                  "RingError: publish() cannot give this name now.")
       .def("hold_range", &RingHandle::hold_range, "front_end_index"_a)
       .def_prop_rw(
           "bundle_id", [](const RingHandle& ring) { return copy_header(ring).bundle_id; },

@@ -33,6 +33,8 @@ class RingHandle {
   // Gives a ring in shared memory the name that front ends know; what a dead process left under it
   // is removed. Throws RingError: a living one has it.
   void publish(const std::string& name);
+  // Throws RingError: publish() could not give this name now.
+  static void check_name(const std::string& name);
   // Keeps other processes' front ends out of a slot range of a ring in shared memory, for this
   // object's life. Throws RingError: one has it.
   void hold_range(uint32_t front_end_index) const;

@@ -100,6 +100,11 @@ int SharedMemory::remove_stale(const std::string& prefix) {
   return count;
 }
 
+bool SharedMemory::is_taken(const std::string& name) {
+  const Fd fd(::shm_open(name.c_str(), O_RDONLY | O_CLOEXEC, 0));
+  return fd.is_open() || errno != ENOENT;
+}
+
 SharedMemory::SharedMemory(SharedMemory&& other) noexcept
     : name_(std::move(other.name_)),
       data_(std::exchange(other.data_, nullptr)),

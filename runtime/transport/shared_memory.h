@@ -17,6 +17,8 @@ class SharedMemory {
   // Unlinks rings whose name begins with `prefix` and whose maker died without unlinking them: each
   // may hold hundreds of megabytes. Returns how many.
   static int remove_stale(const std::string& prefix);
+  // Whether there is one of this name.
+  static bool is_taken(const std::string& name);
   // Opens an existing one.
   static SharedMemory open(const std::string& name);
 

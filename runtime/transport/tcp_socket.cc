@@ -13,6 +13,7 @@
 #include <cstring>
 #include <memory>
 
+#include "transport/held_address.h"
 #include "transport/ring_layout.h"
 
 namespace blink {
@@ -124,20 +125,22 @@ void tcp_receive(const Fd& socket, std::span<std::byte> bytes, SteadyTime deadli
   }
 }
 
-Fd tcp_listen(const std::string& host, uint16_t port) {
+Fd tcp_hold(const std::string& host, uint16_t port) {
   const AddressList addresses = resolve(host, port, AI_PASSIVE);
   std::string why = "no address";
   for (const addrinfo* address = addresses.get(); address != nullptr; address = address->ai_next) {
     Fd socket = open_socket(*address);
-    const int one = 1;
-    ::setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one));
-    if (::bind(socket.get(), address->ai_addr, address->ai_addrlen) == 0 &&
-        ::listen(socket.get(), 16) == 0) {
-      return socket;
-    }
-    why = std::strerror(errno);
+    const int error = hold_address(socket, address->ai_addr, address->ai_addrlen);
+    if (error == 0) return socket;
+    why = std::strerror(error);
   }
   throw RingError("cannot listen on " + host + ":" + std::to_string(port) + ": " + why);
+}
+
+void tcp_listen(const Fd& held) {
+  const int error = listen_on_held(held, 16);
+  if (error == 0) return;
+  throw RingError("cannot listen on " + tcp_local_name(held) + ": " + std::strerror(error));
 }
 
 uint16_t tcp_local_port(const Fd& socket) {

@@ -21,8 +21,10 @@ void tcp_send(const Fd& socket, std::span<const std::byte> bytes, SteadyTime dea
 void tcp_receive(const Fd& socket, std::span<std::byte> bytes, SteadyTime deadline,
                  const std::string& peer);
 
-// A non-blocking listener; port 0 takes any free one.
-Fd tcp_listen(const std::string& host, uint16_t port);
+// A non-blocking socket that holds the address and does not listen yet (held_address.h); port 0
+// takes any free one.
+Fd tcp_hold(const std::string& host, uint16_t port);
+void tcp_listen(const Fd& held);
 uint16_t tcp_local_port(const Fd& socket);
 
 // "10.0.0.1:7471" of the socket's own end, or of the peer's.

@@ -81,7 +81,18 @@ class VerbsOwner {
   virtual uint64_t num_refused() const = 0;
 };
 
+// An owner's address and card, held from before there is a ring; nobody can connect yet.
+class VerbsPlace {
+ public:
+  virtual ~VerbsPlace() = default;
+};
+
+// Throws RingError: the address is taken, or there is no library or no device.
+std::unique_ptr<VerbsPlace> hold_verbs_place(const VerbsOwnerConfig& config);
+
 // Throws RingError.
+std::unique_ptr<VerbsOwner> serve_verbs(const VerbsRingMemory& ring,
+                                        std::unique_ptr<VerbsPlace> place);
 std::unique_ptr<VerbsOwner> serve_verbs(const VerbsRingMemory& ring,
                                         const VerbsOwnerConfig& config);
 

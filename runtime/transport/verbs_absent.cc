@@ -12,6 +12,12 @@ constexpr const char* kWhy =
 
 std::unique_ptr<Transport> connect_verbs(const VerbsConnectConfig&) { throw RingError(kWhy); }
 
+std::unique_ptr<VerbsPlace> hold_verbs_place(const VerbsOwnerConfig&) { throw RingError(kWhy); }
+
+std::unique_ptr<VerbsOwner> serve_verbs(const VerbsRingMemory&, std::unique_ptr<VerbsPlace>) {
+  throw RingError(kWhy);
+}
+
 std::unique_ptr<VerbsOwner> serve_verbs(const VerbsRingMemory&, const VerbsOwnerConfig&) {
   throw RingError(kWhy);
 }

@@ -37,17 +37,30 @@ struct Connection {
   bool is_ready = false;  // established; from now on its socket only tells that it lives
 };
 
+struct Place final : public VerbsPlace {
+  explicit Place(const VerbsOwnerConfig& given)
+      : config(given),
+        listener(tcp_hold(given.host, given.port)),
+        device(given.device, tcp_local_ipv4(listener)) {}
+
+  VerbsOwnerConfig config;
+  Fd listener;
+  VerbsDevice device;
+};
+
 class Owner final : public VerbsOwner {
  public:
-  Owner(const VerbsRingMemory& ring, const VerbsOwnerConfig& config)
-      : config_(config),
+  Owner(const VerbsRingMemory& ring, std::unique_ptr<Place> place)
+      : place_(std::move(place)),
+        config_(place_->config),
+        listener_(place_->listener),
+        device_(place_->device),
         header_(ring.header),
-        listener_(tcp_listen(config.host, config.port)),
         wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
-        device_(config.device, tcp_local_ipv4(listener_)),
         ring_mr_(register_ring(ring)),
         ring_address_(reinterpret_cast<uint64_t>(ring.address)) {
     check_ring_header(header_, ring.num_bytes);
+    tcp_listen(listener_);
     thread_ = std::thread([this] { run(); });
   }
 
@@ -210,11 +223,12 @@ class Owner final : public VerbsOwner {
     }
   }
 
-  VerbsOwnerConfig config_;
+  std::unique_ptr<Place> place_;
+  const VerbsOwnerConfig& config_;
+  const Fd& listener_;
+  const VerbsDevice& device_;
   blink_ring_header header_;
-  Fd listener_;
   Fd wake_;
-  VerbsDevice device_;
   VerbsHandle<ibv_mr> ring_mr_;
   uint64_t ring_address_;
   std::vector<Connection> connections_;  // the thread's own; queue pairs go before ring_mr_
@@ -228,9 +242,20 @@ class Owner final : public VerbsOwner {
 
 }  // namespace
 
+std::unique_ptr<VerbsPlace> hold_verbs_place(const VerbsOwnerConfig& config) {
+  return std::make_unique<Place>(config);
+}
+
+std::unique_ptr<VerbsOwner> serve_verbs(const VerbsRingMemory& ring,
+                                        std::unique_ptr<VerbsPlace> place) {
+  // There is no other kind of place.
+  return std::make_unique<Owner>(ring,
+                                 std::unique_ptr<Place>(static_cast<Place*>(place.release())));
+}
+
 std::unique_ptr<VerbsOwner> serve_verbs(const VerbsRingMemory& ring,
                                         const VerbsOwnerConfig& config) {
-  return std::make_unique<Owner>(ring, config);
+  return serve_verbs(ring, hold_verbs_place(config));
 }
 
 }  // namespace blink

@@ -75,6 +75,13 @@ TEST(requests_are_read) {
       {"GET /health?x=1 HTTP/1.0\r\n\r\n", "/health", ""},
       {"\r\nGET / HTTP/1.1\r\nHOST:x\r\n\r\n", "/", ""},
       {"GET http://a.b:80/health HTTP/1.1\r\nHost: x\r\n\r\n", "/health", ""},
+      // Escapes of unreserved characters mean those; of others they stay, and none is read twice.
+      {"GET /%68ea%6C%74h HTTP/1.0\r\n\r\n", "/health", ""},
+      {"GET http://a/%7Ea%2d%2E%5F%30 HTTP/1.0\r\n\r\n", "/~a-._0", ""},
+      {"GET /a%2Fb%2fc%3F%25%0d%00%C3%a9%252D HTTP/1.0\r\n\r\n",
+       "/a%2Fb%2fc%3F%25%0d%00%C3%a9%252D", ""},
+      // What only the query holds changes nothing, whole or not.
+      {"GET /health?%68=%zz&%4 HTTP/1.0\r\n\r\n", "/health", ""},
       {"OPTIONS * HTTP/1.1\r\nHost: \r\n\r\n", "*", ""},
       {post("Content-Length: 5\r\n", "hello"), "/v1/completions", "hello"},
       {post("content-length:\t05 \r\n", "hello"), "/v1/completions", "hello"},
@@ -117,6 +124,13 @@ TEST(what_could_be_taken_two_ways_is_refused) {
       {"GET x HTTP/1.1\r\n", HttpFault::malformed_target},
       {"GET * HTTP/1.1\r\n", HttpFault::malformed_target},
       {"GET http:///a HTTP/1.1\r\n", HttpFault::malformed_target},
+      {"GET http://a?/health HTTP/1.1\r\n", HttpFault::malformed_target},
+      {"GET http://a#/health HTTP/1.1\r\n", HttpFault::malformed_target},
+      {"GET /% HTTP/1.1\r\n", HttpFault::malformed_target},
+      {"GET /%6 HTTP/1.1\r\n", HttpFault::malformed_target},
+      {"GET /%6?8 HTTP/1.1\r\n", HttpFault::malformed_target},
+      {"GET /%g8 HTTP/1.1\r\n", HttpFault::malformed_target},
+      {"GET /%-1 HTTP/1.1\r\n", HttpFault::malformed_target},
       {"GET /\xc3\xa9 HTTP/1.1\r\n", HttpFault::malformed_target},
       {std::string("GET /\0 HTTP/1.1\r\n", 17), HttpFault::malformed_target},
       {"GET / HTTP/1.1\n", HttpFault::lone_line_feed},
@@ -270,11 +284,20 @@ TEST(api_keys) {
   }
 }
 
-TEST(a_file_of_keys_that_holds_none_lets_nobody_in) {
-  const TemporaryFile file("# all gone\n");
-  const ApiKeys keys = ApiKeys::load({}, file.path());
-  CHECK(keys.asks_for_key());
-  CHECK(keys.name_of("Bearer ") == nullptr && keys.name_of("Bearer x") == nullptr);
+TEST(a_file_of_keys_that_holds_none_is_refused) {
+  for (const char* text : {"", "\n \r\n", "# all gone\n"}) {
+    const TemporaryFile file(text);
+    // Also beside keys of the command line: it is most likely half written.
+    for (const std::vector<std::string>& others : {std::vector<std::string>{}, {"one"}}) {
+      std::string message;
+      try {
+        ApiKeys::load(others, file.path());
+      } catch (const std::runtime_error& error) {
+        message = error.what();
+      }
+      CHECK(message.starts_with("API keys: " + file.path() + " holds none"));
+    }
+  }
 }
 
 TEST(bad_files_of_keys_are_named_without_the_key) {
@@ -370,7 +393,8 @@ TEST(log_is_bounded_and_counts_what_it_drops) {
   Counter num_dropped;
   constexpr int kEntries = 3 * static_cast<int>(AccessLog::kCapacity);
   {
-    AccessLog log("/dev/fd/" + std::to_string(ends[1]), num_dropped);
+    const std::string path = "/dev/fd/" + std::to_string(ends[1]);
+    AccessLog log(path, open_access_log(path), num_dropped);
     for (int i = 0; i < kEntries; ++i) log.add(entry_of("x"));
   }
   CHECK(num_dropped.value() > AccessLog::kCapacity);
@@ -383,7 +407,7 @@ TEST(log_goes_on_in_a_new_file_after_a_rotation) {
   const TemporaryFile file;
   Counter num_dropped;
   {
-    AccessLog log(file.path(), num_dropped);
+    AccessLog log(file.path(), open_access_log(file.path()), num_dropped);
     log.add(entry_of("before"));
     while (file.read().empty()) ::usleep(1000);
     const std::string moved = file.path() + ".1";

@@ -77,9 +77,14 @@ def test_keys_are_read_again(make_server: Callable[..., Server], tmp_path: Path)
             server.front_end.reload()
         assert "key-of" not in str(caught.value)
         assert statuses() == [401, 200]  # the old ones stay
-    keys.write_text("", encoding="utf-8")
-    server.front_end.reload()
-    assert statuses() == [401, 401]  # no key lets nobody in
+    # The bug: a file that was just being written locked everybody out, without a word.
+    for empty in ("", "# all gone\n"):
+        keys.write_text(empty, encoding="utf-8")
+        with pytest.raises(RuntimeError, match=f"API keys: {keys} holds none"):
+            server.front_end.reload()
+        assert statuses() == [401, 200]
+        with pytest.raises(RuntimeError, match="holds none"):
+            make_server(api_key_file=str(keys))
     with pytest.raises(RuntimeError, match="missing"):
         make_server(api_key_file=str(tmp_path / "missing"))
 

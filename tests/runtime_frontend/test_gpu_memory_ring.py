@@ -257,6 +257,16 @@ class FakeTarget:
             self._scheduler.close()
 
 
+class FakePlace:
+    """An address and a card, held."""
+
+    def __init__(self, *, host: str, port: int, device: str, gid_index: int) -> None:
+        assert (host, port, device, gid_index) == ("127.0.0.1", 0, "", -1)
+
+    def close(self) -> None:
+        pass
+
+
 class FakeOwner:
     """What answers front ends; it only remembers what it was given."""
 
@@ -298,6 +308,7 @@ def role(gpu: FakeGpu, library: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) ->
     )
     monkeypatch.setattr(serve_roles, "open_golden_cache", lambda bundle: None)
     monkeypatch.setattr(serve_roles, "_stop_event", lambda: stop)
+    monkeypatch.setattr(_native, "LinkPlace", FakePlace)
     monkeypatch.setattr(_native, "LinkOwner", partial(FakeOwner, owners))
     monkeypatch.setattr(_native, "Watchdog", partial(FakeWatchdog, watched))
     return SimpleNamespace(owners=owners, watched=watched, stop=stop)
@@ -325,6 +336,7 @@ def test_serve_gpu_over_gpu_memory(
     assert status == [0]
     (given,) = role.owners
     ((start, num_bytes, _),) = gpu.exports
+    assert isinstance(given["place"], FakePlace)
     assert given["address"] == start + given["dmabuf_offset"]
     assert given["dmabuf_offset"] + given["num_bytes"] <= num_bytes
     header = abi.structs()["blink_ring_header"].from_buffer_copy(given["header"])

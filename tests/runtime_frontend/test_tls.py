@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import ssl
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -158,21 +160,97 @@ def test_reload_takes_a_new_certificate(make_server: Callable[..., Server], tmp_
         assert split_response(receive_all(connection))[0] == 200
 
 
-def test_bad_files_are_named_at_the_start(
+def openssl(*words: object) -> None:
+    subprocess.run(["openssl", *map(str, words)], check=True, capture_output=True)
+
+
+def why_refused(make_server: Callable[..., Server], certificate: Path, key: Path) -> str:
+    with pytest.raises(RuntimeError) as caught:
+        make_server(tls_certificate=str(certificate), tls_key=str(key))
+    message = str(caught.value)
+    assert "error:0" not in message and "routines" not in message  # OpenSSL's own lines
+    return message
+
+
+def test_bad_keys_are_named_at_the_start(
     make_server: Callable[..., Server], certificate: Certificate, tmp_path: Path
 ) -> None:
-    other = make_certificate(tmp_path, "other")
-    encrypted = tmp_path / "encrypted.key"
-    encrypted.write_text(
-        "-----BEGIN ENCRYPTED PRIVATE KEY-----\nAAAA\n-----END ENCRYPTED PRIVATE KEY-----\n"
-    )
-    for key in (other.key, encrypted, tmp_path / "missing"):
-        with pytest.raises(RuntimeError, match=f"TLS key {key}"):
-            make_server(tls_certificate=str(certificate.certificate), tls_key=str(key))
-    with pytest.raises(RuntimeError, match="TLS certificate"):
-        make_server(tls_certificate=str(other.key), tls_key=str(other.key))
+    """The bug: OpenSSL's codes stood for what is wrong, and nothing said what to do."""
+    others = {kind: make_certificate(tmp_path, kind, algorithm=kind) for kind in ("ec", "rsa:2048")}
+    text = certificate.key.read_text()
+    made = {name: tmp_path / name for name in ("new", "old", "der", "empty", "plain", "cut")}
+    openssl("pkey", "-in", certificate.key, "-aes128", "-passout", "pass:x", "-out", made["new"])
+    openssl("ec", "-in", certificate.key, "-aes128", "-passout", "pass:x", "-out", made["old"])
+    openssl("pkey", "-in", certificate.key, "-outform", "der", "-out", made["der"])
+    made["empty"].write_text("")
+    made["plain"].write_text("no key\n")
+    made["cut"].write_text(text[: len(text) // 2])
+    for key, said in (
+        (others["ec"].key, f"not the key of the certificate {certificate.certificate}"),
+        (others["rsa:2048"].key, f"not the key of the certificate {certificate.certificate}"),
+        (made["new"], "it is encrypted, and nobody is there to type its password"),
+        (made["old"], "it is encrypted, and nobody is there to type its password"),
+        (made["der"], "it is DER, not PEM; openssl pkey -inform der"),
+        (made["empty"], "it is empty"),
+        (made["plain"], "it is no PEM file"),
+        (made["cut"], "its PEM is damaged"),
+        (certificate.certificate, "it holds a certificate and no key"),
+        (tmp_path / "missing", "No such file or directory"),
+        (tmp_path, "Is a directory"),
+    ):
+        message = why_refused(make_server, certificate.certificate, key)
+        assert message.startswith(f"TLS key {key}: {said}"[:60]) and said in message
+
+
+def test_bad_certificates_are_named_at_the_start(
+    make_server: Callable[..., Server], certificate: Certificate, tmp_path: Path
+) -> None:
+    text = certificate.certificate.read_text()
+    made = {name: tmp_path / name for name in ("der", "empty", "plain", "cut", "chain")}
+    openssl("x509", "-in", certificate.certificate, "-outform", "der", "-out", made["der"])
+    made["empty"].write_text("")
+    made["plain"].write_text("no certificate\n")
+    made["cut"].write_text(text[: len(text) // 2])
+    made["chain"].write_text(text + text[: len(text) // 2])
+    weak = make_certificate(tmp_path, "weak", algorithm="rsa:1024")
+    for path, said in (
+        (made["der"], "it is DER, not PEM; openssl x509 -inform der"),
+        (made["empty"], "it is empty"),
+        (made["plain"], "it is no PEM file"),
+        (made["cut"], "its PEM is damaged"),
+        (made["chain"], "its PEM is damaged"),
+        (weak.certificate, "OpenSSL does not take it for a server (ee key too small)"),
+        (certificate.key, "it holds a key and no certificate"),
+        (tmp_path / "missing", "No such file or directory"),
+    ):
+        message = why_refused(make_server, path, certificate.key)
+        assert message.startswith(f"TLS certificate {path}: {said}")
     with pytest.raises(ValueError, match="need each other"):
         make_server(tls_certificate=str(certificate.certificate))
+
+
+def test_chains_combined_files_and_pipes(
+    make_server: Callable[..., Server], tmp_path: Path
+) -> None:
+    """Files with more than one PEM block, and a key from a pipe, which can be read once."""
+    root = make_certificate(tmp_path, "root")
+    middle = make_certificate(tmp_path, "middle", issuer=root)
+    leaf = make_certificate(tmp_path, "leaf", issuer=middle)
+    chain = tmp_path / "chain.pem"
+    chain.write_text(
+        leaf.key.read_text() + leaf.certificate.read_text() + middle.certificate.read_text()
+    )
+    read_end, write_end = os.pipe()
+    os.write(write_end, chain.read_bytes())
+    os.close(write_end)
+    try:
+        server = make_server(tls_certificate=str(chain), tls_key=f"/dev/fd/{read_end}")
+        open_tls(server, context_for(root)).close()  # who trusts the root alone needs the chain
+        with pytest.raises(RuntimeError, match="it is empty"):
+            server.front_end.reload()
+        open_tls(server, context_for(root)).close()
+    finally:
+        os.close(read_end)
 
 
 def test_a_front_end_says_its_scheme(secure: Server) -> None:
