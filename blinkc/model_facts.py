@@ -22,6 +22,7 @@ class ModelFacts:
 
     spec: ModelSpec
     num_weight_bytes: int  # in the type that is compiled for
+    intermediate_size: int = 0  # of the layers' MLP; 0: not known
 
 
 def facts_from_model(config: CompileConfig) -> ModelFacts:
@@ -55,6 +56,7 @@ def _facts_from_checkpoint(config: CompileConfig, source: ModelSource) -> ModelF
     return ModelFacts(
         spec=_spec_from_config(text_config, checkpoint.name, config.resolved_dtype, hollow.notes),
         num_weight_bytes=_weight_bytes(config, hollow.model, list(unique.values())),
+        intermediate_size=_intermediate_size(text_config),
     )
 
 
@@ -74,6 +76,13 @@ def _weight_bytes(config: CompileConfig, model: Any, parameters: list[Any]) -> i
             width = BYTES_PER_WEIGHT[config.quantization]
         total += math.prod(parameter.shape) * width
     return int(total)
+
+
+def _intermediate_size(hf: Any) -> int:
+    """Return the MLP's size by the names that configs have for it, or the habit."""
+    names = ("intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size")
+    sizes = [size for name in names if isinstance(size := getattr(hf, name, None), int)]
+    return sizes[0] if sizes else 4 * int(hf.hidden_size)
 
 
 def _spec_from_config(hf: Any, name: str, dtype: str, notes: tuple[str, ...]) -> ModelSpec:

@@ -43,6 +43,7 @@ class PlanReport:
     engine: str
     num_segment_calls: int
     num_distinct_segments: int
+    has_lower_bounds: bool  # graphs and scratch are no estimates, but less than they will be
     compile_s: float  # estimates
     bundle_s: float
     load_s: float
@@ -58,7 +59,12 @@ def plan_model(config: CompileConfig) -> PlanReport:
 
     facts = facts_from_model(config)
     spec = facts.spec
-    plan = plan_from_spec(spec, config.capture, num_weight_bytes=facts.num_weight_bytes)
+    plan = plan_from_spec(
+        spec,
+        config.capture,
+        num_weight_bytes=facts.num_weight_bytes,
+        intermediate_size=facts.intermediate_size,
+    )
     check_host_memory(plan)
     num_layers = len(spec.attention)
     cuts_per_layer = 2 if spec.experts else 1
@@ -71,6 +77,7 @@ def plan_model(config: CompileConfig) -> PlanReport:
         engine=config.resolved_engine,
         num_segment_calls=num_calls,
         num_distinct_segments=min(num_calls, 4 if spec.experts else 3),
+        has_lower_bounds=not facts.intermediate_size,
         compile_s=_EXPORT_S
         + _EXPORT_S_PER_LAYER * num_layers
         + _COMPILE_S["gpu" if config.on_gpu else "cpu"],
@@ -99,6 +106,7 @@ def report_to_json(report: PlanReport) -> dict[str, Any]:
             )
         },
         "memory": {**asdict(plan.memory), "total_bytes": plan.memory.total_bytes},
+        "lower_bounds" if report.has_lower_bounds else "estimates": ["graph_bytes", "arena_bytes"],
         "estimated_seconds": {
             "compile": report.compile_s,
             "bundle": report.bundle_s,
@@ -123,6 +131,10 @@ def print_plan(report: PlanReport) -> None:
     _print_rows(_limit_rows(plan))
     click.echo("\nmemory")
     _print_rows(_memory_rows(plan))
+    click.echo(
+        "  Graphs and scratch follow from segments that only compile makes: these figures are "
+        + ("a lower bound." if report.has_lower_bounds else "estimated as for a Llama's.")
+    )
     click.echo("\ntime, estimated")
     _print_rows(
         [

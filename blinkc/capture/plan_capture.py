@@ -26,8 +26,12 @@ GPU_MEMORY_BYTES = {
 }  # fmt: skip
 USABLE_PERCENT = 90  # of the card: the rest is the context, modules and fragmentation
 GRAPH_NODE_BYTES = 4800  # measured: 0.24 MB for an exec of 52 nodes (H200, CUDA 13.0)
-NODES_PER_SEGMENT_CALL = 4  # kernels, about: norm, product, elementwise, product
+NODES_PER_SEGMENT_CALL = 4  # kernels, at least: norm, product, elementwise, product
 NODES_PER_CUT_OP = 2
+# Of a Llama and of a Mixtral: kernels and cut ops.
+USUAL_NODES_PER_LAYER = 10
+USUAL_NODES_PER_EXPERTS_LAYER = 11
+USUAL_NODES_AT_ENDS = 6  # before the first layer, and after the last beyond those of a layer
 GRAPHS_PERCENT = 10  # of the budget, at most, for the graphs of an auto grid
 PAGE_SIZE_TOKENS = 16
 TRACE_CAPACITY = 4096
@@ -134,18 +138,47 @@ def plan_capture(
     return _assemble(spec, shapes, limits, config, arena, weight_bytes(segmented.weights), nodes)
 
 
-def plan_from_spec(spec: ModelSpec, config: CaptureConfig, *, num_weight_bytes: int) -> CapturePlan:
-    """Plan from facts alone, before any work; the arena is estimated, its offsets are empty."""
+def plan_from_spec(
+    spec: ModelSpec, config: CaptureConfig, *, num_weight_bytes: int, intermediate_size: int = 0
+) -> CapturePlan:
+    """Plan from facts alone, before any work; the arena's offsets are empty.
+
+    Graphs and arena follow from the segments, which are not there yet. With `intermediate_size`, of
+    the layers' MLP, they are estimated as for a Llama or a Mixtral of these sizes; without it they
+    are less than such a model takes, so that what is refused by these sums cannot fit.
+    """
     shapes = parse_shapes(config.shapes)
     limits = resolve_limits(spec, shapes, config)
-    tokens = max(limits.max_prefill_tokens, limits.max_batch)
-    heads = max((a.num_q_heads * a.head_dim for a in spec.attention), default=spec.hidden_size)
-    row = 3 * spec.hidden_size + 3 * heads
-    num_bytes = DTYPE_BYTES[spec.dtype] * (tokens * row + limits.max_batch * spec.vocab_size)
+    if intermediate_size:
+        num_bytes = _usual_arena_bytes(spec, limits, intermediate_size)
+        per_layer = USUAL_NODES_PER_EXPERTS_LAYER if spec.experts else USUAL_NODES_PER_LAYER
+        nodes = per_layer * len(spec.attention) + USUAL_NODES_AT_ENDS
+    else:
+        tokens = max(limits.max_prefill_tokens, limits.max_batch)
+        heads = max((a.num_q_heads * a.head_dim for a in spec.attention), default=spec.hidden_size)
+        row = 3 * spec.hidden_size + 3 * heads
+        num_bytes = DTYPE_BYTES[spec.dtype] * (tokens * row + limits.max_batch * spec.vocab_size)
+        nodes = (len(spec.attention) + 1) * (NODES_PER_SEGMENT_CALL + NODES_PER_CUT_OP)
     arena = ArenaPlan(offsets={}, total_bytes=num_bytes)
-    num_layers = len(spec.attention)
-    nodes = (num_layers + 1) * NODES_PER_SEGMENT_CALL + (num_layers + 1) * NODES_PER_CUT_OP
     return _assemble(spec, shapes, limits, config, arena, num_weight_bytes, nodes)
+
+
+def _usual_arena_bytes(spec: ModelSpec, limits: Limits, intermediate_size: int) -> int:
+    """Return what a layer's longest segment, or the last one with the logits, keeps at a time."""
+    hidden = spec.hidden_size
+    heads, kv_heads, head_dim = max(
+        (a.num_q_heads * a.head_dim, a.num_kv_heads * a.head_dim, a.head_dim)
+        for a in spec.attention
+    )
+    # Within a call: values of the residual's size, queries with keys and values, and of the MLP,
+    # where it is not experts: gate, up and their product. Around it: the residual before and after,
+    # attention's result, what the next one reads, and the angles.
+    mlp = 0 if spec.experts else 3 * hidden + 3 * intermediate_size
+    around = 2 * hidden + 2 * heads + 2 * kv_heads + 2 * head_dim
+    tokens = max(limits.max_prefill_tokens, limits.max_batch)
+    layer = tokens * (2 * hidden + heads + 2 * kv_heads + mlp + around)
+    samples = limits.max_batch * (3 * hidden + mlp + spec.vocab_size)
+    return DTYPE_BYTES[spec.dtype] * max(layer, samples + tokens * (hidden + heads))
 
 
 def weight_bytes(weights: Mapping[str, WeightRef]) -> int:

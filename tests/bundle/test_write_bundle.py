@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from blinkc import artifacts
+from blinkc import artifacts, stages
+from blinkc.build_folder import BuildFolder
 from blinkc.bundle import cross_check as cross_check_module
 from blinkc.bundle import write_bundle as module
 from blinkc.bundle.cross_check import cross_check, reference_completion
@@ -24,6 +25,7 @@ from blinkc.capture.plan_capture import CaptureConfig
 from blinkc.config import CompileConfig
 from blinkc.errors import BlinkError
 from blinkc.pipeline import compile_model
+from blinkc.plan_report import plan_model
 from blinkc.progress import Progress
 from tests.bundle.tiny_model import TEMPLATE, write_tiny_model
 
@@ -222,3 +224,27 @@ def test_output_that_is_something_else_is_left_alone(build: Path, tmp_path: Path
     with pytest.raises(BlinkError, match="not a bundle"):
         write_bundle(BundleConfig(build=build, output=tmp_path / "home"), QUIET)
     assert (tmp_path / "home" / "letter.txt").read_text() == "dear"
+
+
+def test_what_was_planned_is_what_was_made(model: Path, build: Path) -> None:
+    """The bug: `blinkc plan` told less than half of the scratch that the bundle then took."""
+    capture = CaptureConfig(max_batch=2, max_seqlen=96, max_prefill_tokens=32, num_slots=4)
+    planned = plan_model(CompileConfig(model=str(model), capture=capture)).plan
+    with BuildFolder(build, create=False) as folder:
+        made = stages.load_plan(folder)
+    assert planned.keys == made.keys
+    assert planned.memory.arena_bytes == made.memory.arena_bytes
+    assert planned.memory.total_bytes == pytest.approx(made.memory.total_bytes, rel=1e-3)
+
+
+def test_graphs_are_planned_as_they_are_made(model: Path, tmp_path: Path) -> None:
+    """The bug: `blinkc plan` counted half of a step's kernels."""
+    capture = CaptureConfig(target="sm_90", max_batch=2, max_seqlen=96, num_slots=4)
+    config = CompileConfig(model=str(model), target="sm_90", capture=capture, until="capture")
+    compile_model(config, tmp_path / "build")
+    planned = plan_model(config).plan
+    with BuildFolder(tmp_path / "build", create=False) as folder:
+        made = stages.load_plan(folder)
+    assert planned.keys == made.keys
+    assert planned.memory.graph_bytes == made.memory.graph_bytes > 0
+    assert planned.memory.arena_bytes == made.memory.arena_bytes
