@@ -136,7 +136,7 @@ def test_an_ended_compile_leaves_nothing_running(number: signal.Signals, tmp_pat
         assert not run.is_alive()
         assert list((tmp_path / "tmp").iterdir()) == []
         left = sorted(path.name for path in (tmp_path / "build").iterdir())
-        assert left == sorted([*STAGES[:-1], ".lock", "build.json"])
+        assert left == sorted([*STAGES[:-1], ".lock", "build.json", "command.json"])
         assert run.resume() == {stage: stage != STAGES[-1] for stage in STAGES}
 
 
