@@ -130,6 +130,8 @@ def test_out_of_pages_and_in_chunks(tight, expected, tokenizer) -> None:  # type
     check_together(tight, expected, tokenizer)
     assert tight.metric("blink_scheduler_paused_total") > 0
     assert tight.metric("blink_scheduler_resumed_total") > 0
+    # However many chunks prompts come in: one prefill step at most between two decode steps.
+    assert tight.metric("blink_max_wait_steps") == 1
 
 
 def test_neighbours_that_abort(tight, expected, tokenizer) -> None:  # type: ignore[no-untyped-def]
