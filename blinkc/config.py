@@ -17,7 +17,7 @@ from blinkc.engine.tensorrt_api import (
 from blinkc.errors import BlinkError
 
 STAGES = ("read", "segment", "engine", "capture", "codegen")
-ENGINES = ("auto", "cpu", "cuda", "tensorrt", "tensorrt-rtx", "onnxruntime")
+ENGINES = ("auto", "cpu", "cuda", "tensorrt", "tensorrt-rtx")
 DTYPES = ("fp32", "fp16", "bf16")
 QUANTIZATIONS = ("fp8", "int4")
 # Compute capabilities that NVIDIA's compilers know, without the dot.

@@ -103,10 +103,6 @@ def build_engines(
     Raises:
         BlinkError: a segment is refused; names the node.
     """
-    if config.resolved_engine == "onnxruntime":
-        raise BlinkError(
-            "--engine onnxruntime does not run in captured graphs", hint="use --engine cuda"
-        )
     found = tensorrt_of(config)
     has_kernels = config.engine not in PACKAGES
     engines: list[dict[str, Any]] = []

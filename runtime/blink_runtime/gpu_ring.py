@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from blink_runtime.cuda_driver import MappedBuffer, check, driver
-from blink_runtime.shared_ring import create_ring
+from blink_runtime.shared_ring import UnseenRing, create_ring
 from blinkc.closing import Closing
 from blinkc.errors import BlinkError
 
@@ -35,6 +35,7 @@ class GpuRing(Closing):
 
         self.num_bytes = sizes.ring_bytes
         self._pinned: MappedBuffer | None = None
+        self._unseen: UnseenRing | None = None
         self._registered = 0
         ring = create_ring(name, sizes)
         try:
@@ -42,6 +43,7 @@ class GpuRing(Closing):
             self.ring = ring
         except BlinkError as error:
             notice(f"{error}; the ring has no name, so `top` and `trace` cannot see it")
+            self._unseen = UnseenRing("the GPU's driver did not register shared memory")
             self._pinned = MappedBuffer(self.num_bytes, "the ring")
             self.address = self._pinned.address
             self.ring = _native.Ring.create_at(self._pinned.host_address, self.num_bytes, sizes)
@@ -60,6 +62,8 @@ class GpuRing(Closing):
         if self._registered:
             driver().cuMemHostUnregister(self._registered)
             self._registered = 0
+        if self._unseen is not None:
+            self._unseen.close()
         if self._pinned is not None:
             self._pinned.close()
             self._pinned = None

@@ -31,6 +31,7 @@ from blink_runtime.serve import (
     start_target,
     start_watchdog,
 )
+from blink_runtime.shared_ring import UnseenRing
 from blinkc.bundle.front_end_copy import bundle_id, open_front_end_bundle
 from blinkc.bundle.golden import HostBytes, RingBytes
 from blinkc.bundle.reader import open_bundle
@@ -153,6 +154,7 @@ def start_in_gpu_memory(stack: ExitStack, bundle: Bundle, config: ServeConfig) -
     context = stack.enter_context(Context())
     sizes = ring_sizes(bundle.manifest)
     ring = stack.enter_context(GpuMemoryRing(context, sizes, bundle_id(bundle.manifest), _say))
+    stack.enter_context(UnseenRing("it lies in GPU memory (--ring-memory gpu)"))
     _say(
         f"ring in GPU memory: {ring.num_bytes >> 20} MiB exported as a dma-buf; `top` and `trace` "
         "cannot see it (this way never ran on hardware)"

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import fcntl
+import os
 import struct
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
+from blinkc.closing import Closing
 from blinkc.errors import BlinkError
 
 if TYPE_CHECKING:
     from blink_runtime import _native
 
 SHARED_MEMORY = Path("/dev/shm")
+_UNSEEN = "unseen-blink-"  # not of the rings' family; the process id follows
 _MAKER_LOCK = 1 << 40  # kMakerLock of transport/shared_memory.cc
 _FLOCK = "hhqqi4x"  # struct flock: type, whence, start, length, pid
 
@@ -52,10 +56,49 @@ def open_ring(ring_name: str | None) -> tuple[_native.Ring, str]:
     return ring, name
 
 
+class UnseenRing(Closing):
+    """A note beside the rings that one lies where no other process can look: `top` and `trace` find
+    it, and say so instead of that no server runs.
+
+    Best effort: a server runs without it as well. Goes with the process, however that ends.
+    """
+
+    def __init__(self, why: str) -> None:
+        self._path = SHARED_MEMORY / f"{_UNSEEN}{os.getpid()}"
+        self._file: IO[str] | None = None
+        with suppress(OSError):
+            for path in SHARED_MEMORY.glob(f"{_UNSEEN}*"):
+                if not has_living_maker(path):
+                    path.unlink()
+            self._file = self._path.open("w", encoding="utf-8")
+            lock = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, _MAKER_LOCK, 1, 0)
+            fcntl.fcntl(self._file.fileno(), fcntl.F_OFD_SETLK, lock)
+            self._file.write(why)
+            self._file.flush()
+
+    def close(self) -> None:
+        """Take the note away."""
+        if self._file is not None:
+            self._path.unlink(missing_ok=True)
+            self._file.close()
+            self._file = None
+
+
 def find_ring() -> str:
-    """Return the name of the only ring of a running server on this machine."""
+    """Return the name of the only ring of a running server on this machine.
+
+    Raises:
+        BlinkError: there is none that can be looked into, or there are several.
+    """
     paths = sorted(SHARED_MEMORY.glob("blink-*"))
     names = ["/" + path.name for path in paths if has_living_maker(path)]
+    unseen = [path for path in SHARED_MEMORY.glob(f"{_UNSEEN}*") if has_living_maker(path)]
+    if not names and unseen:
+        pid = unseen[0].name.removeprefix(_UNSEEN)
+        raise BlinkError(
+            f"the ring of process {pid} cannot be looked into: {unseen[0].read_text()}",
+            hint="its front end's /metrics tells steps, tokens, lanes and pages",
+        )
     if not names:
         raise BlinkError("no server is running here", hint="start one: blink-runtime run BUNDLE")
     if len(names) > 1:

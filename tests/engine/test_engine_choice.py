@@ -259,11 +259,12 @@ def test_quantized_weights_are_for_plans_alone(monkeypatch: pytest.MonkeyPatch) 
         ("cuda", "sm_90", "engine cuda computes with weights in bf16"),
         ("auto", "sm_90", "engine cuda computes"),
         ("cpu", "cpu", "engine cpu computes with weights in fp32"),
-        ("onnxruntime", "sm_90", "engine onnxruntime computes"),
     ):
         with pytest.raises(BlinkError, match=computes) as caught:
             config(engine, target, quantization="int4")
         assert "tensorrt-rtx 1" in caught.value.hint and "tensorrt 10" in caught.value.hint
+    with pytest.raises(BlinkError, match="--engine onnxruntime is unknown"):
+        config("onnxruntime", "sm_90")  # it ran nowhere; onnxruntime only checks the others
     config("tensorrt-rtx", "sm_89,sm_120", quantization="fp8")
     config("tensorrt-rtx", "sm_80", quantization="int4")
     with pytest.raises(BlinkError, match="sm_86 does not take fp8 weights") as caught:

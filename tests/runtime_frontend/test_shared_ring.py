@@ -14,9 +14,11 @@ from blinkc.errors import BlinkError
 
 _native = pytest.importorskip("blink_runtime._native", reason="the native module is not built")
 
+from blink_runtime import shared_ring  # noqa: E402
 from blink_runtime.cli import main  # noqa: E402
 from blink_runtime.shared_ring import (  # noqa: E402
     SHARED_MEMORY,
+    UnseenRing,
     create_ring,
     has_living_maker,
     open_ring,
@@ -72,3 +74,25 @@ def test_a_ring_that_cannot_be_made_is_an_error_in_words() -> None:
         create_ring(ring.name, ring_sizes())
     with pytest.raises(BlinkError, match="max_batch is 0"):
         create_ring(NAME, ring_sizes(max_batch=0))
+
+
+@pytest.mark.parametrize("command", ["top", "trace"])
+def test_a_ring_that_nobody_can_look_into_is_told(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bug: `top` and `trace` said that no server was running, beside a ring in GPU memory."""
+    monkeypatch.setattr(shared_ring, "SHARED_MEMORY", tmp_path)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "unseen-blink-1").write_text("of a server that was killed")
+    with UnseenRing("it lies elsewhere"):
+        done = CliRunner().invoke(main, [command])
+        assert done.exit_code == 1
+        assert f"process {os.getpid()} cannot be looked into: it lies elsewhere" in done.output
+    assert "no server is running here" in CliRunner().invoke(main, [command]).output
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_server_needs_no_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards a server where shared memory may not be written."""
+    monkeypatch.setattr(shared_ring, "SHARED_MEMORY", tmp_path / "missing")
+    UnseenRing("it lies elsewhere").close()
