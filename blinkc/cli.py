@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -41,6 +42,9 @@ is the axis's limit, "2k" is 2048. Grids of several clauses of one kind are unit
 @click.version_option(blinkc.__version__, prog_name="blinkc")
 def main() -> None:
     """Compile decoder models into bundles that a GPU, or a CPU, serves by itself."""
+    # Before torch is loaded. Its threads spin at barriers, which on a machine shared with other
+    # work makes a model ten times slower: a thread spins while the one it waits for cannot run.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 
 def _model_options(function: _Function) -> _Function:

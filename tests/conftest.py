@@ -2,6 +2,14 @@
 
 from __future__ import annotations
 
+import os
+
+# Before torch is loaded. Its threads spin at barriers: where two workers share two cores, one waits
+# for a thread of its own that the other keeps from running: a model is thirty times slower.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 try:
     from hypothesis import HealthCheck, settings
 except ImportError:  # a GPU's machine runs tests/gpu alone, without it

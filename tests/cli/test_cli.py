@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -47,6 +48,16 @@ def run_blocked(program: str, *arguments: str) -> subprocess.CompletedProcess[st
         timeout=120,
         check=False,
     )
+
+
+def test_torch_is_told_not_to_spin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bug: beside other work the golden prompt's reference took ten times as long."""
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    CliRunner().invoke(main, ["inspect", str(tmp_path)])
+    assert os.environ["OMP_WAIT_POLICY"] == "passive"
+    monkeypatch.setenv("OMP_WAIT_POLICY", "active")
+    CliRunner().invoke(main, ["inspect", str(tmp_path)])
+    assert os.environ["OMP_WAIT_POLICY"] == "active"
 
 
 @pytest.mark.parametrize(
