@@ -16,6 +16,7 @@ from blinkc.artifacts import WeightFiles
 from blinkc.build_folder import FORMAT_VERSION, BuildFolder, StageRecord, digest_of
 from blinkc.command_text import COMMAND_NAME, compile_command
 from blinkc.config import STAGES, CompileConfig
+from blinkc.foresee import check_needs
 from blinkc.model_source import find_model
 from blinkc.progress import Progress
 from blinkc.provenance import source_digest
@@ -46,6 +47,7 @@ def compile_model(
     progress = progress or Progress(quiet=True)
     find_model(config.model)  # one that is not there leaves no folder behind
     with BuildFolder(build_path) as build:
+        check_needs(config, build)
         build.write_json(COMMAND_NAME, {"compile": compile_command(config)})
         run = _Run(config, build, WeightFiles(build, weights_from), progress)
         run.stage(

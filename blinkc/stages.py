@@ -26,6 +26,7 @@ from blinkc.capture.plan import CapturePlan, plan_from_json, plan_to_json
 from blinkc.capture.plan_capture import ScratchSpec, plan_capture, plan_from_spec
 from blinkc.config import CompileConfig
 from blinkc.errors import BlinkError
+from blinkc.foresee import check_refusal
 from blinkc.model_source import ModelSource, find_model
 from blinkc.progress import Progress
 from blinkc.provenance import tool_versions
@@ -258,10 +259,7 @@ def check_segments(config: CompileConfig, build: BuildFolder, files: WeightFiles
         return
     built = json.loads((build.stage_folder("engine") / "engines.json").read_text())
     if "tensorrt" not in built:
-        raise BlinkError(
-            f"--check runs segments one by one, which engine {config.resolved_engine} does not",
-            hint="check the same model with --target cpu",
-        )
+        raise check_refusal(config.resolved_engine)
     from blink_runtime.tensorrt_segments import TensorRtSegments
 
     with TensorRtSegments(

@@ -52,7 +52,7 @@ def compile_cpu(
             (folder / file_name).write_text(text)
         includes = [folder, include_folder(), *include_dirs]
         command = [
-            *_compiler(),
+            *find_compiler(),
             *_BASE_FLAGS,
             f"-march={march or default_march()}",
             *(f"-I{path}" for path in includes),
@@ -73,7 +73,7 @@ def compile_cpu(
                     for unit, target in zip(units, objects, strict=True)
                 ]:
                     done.result()
-                pool.submit(_run, children, [*_compiler(), *arguments], out.name).result()
+                pool.submit(_run, children, [*find_compiler(), *arguments], out.name).result()
             except BaseException:  # a file that is rejected, or a signal: wait for no other
                 children.close()
                 raise
@@ -88,8 +88,15 @@ def _move_into_place(linked: Path, out: Path) -> None:
     beside.replace(out)
 
 
-def _compiler() -> list[str]:
+def find_compiler() -> list[str]:
+    """Return the words that the C++ compiler is called by: $CXX, or what is installed.
+
+    Raises:
+        BlinkError: there is none.
+    """
     named = os.environ.get("CXX", "").split()
+    if named and shutil.which(named[0]) is None:
+        raise _missing(named[0])
     if named:
         return named
     for candidate in ("g++", "c++", "clang++"):
@@ -98,13 +105,15 @@ def _compiler() -> list[str]:
     raise BlinkError("no C++ compiler found", hint="apt-get install g++, or set CXX to one")
 
 
+def _missing(name: str) -> BlinkError:
+    return BlinkError(f"the C++ compiler {name} does not exist", hint="set CXX to one that does")
+
+
 def _run(children: ChildProcesses, command: Sequence[str], what: str) -> None:
     try:
         result = children.run(command, timeout_s=_TIMEOUT_S)
     except FileNotFoundError as error:
-        raise BlinkError(
-            f"the C++ compiler {command[0]} does not exist", hint="set CXX to one that does"
-        ) from error
+        raise _missing(command[0]) from error
     except subprocess.TimeoutExpired as error:
         raise BlinkError(f"compiling {what} took longer than {_TIMEOUT_S} s") from error
     if result.returncode != 0:

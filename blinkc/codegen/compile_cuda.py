@@ -169,6 +169,17 @@ def link_cubin(cubins: Sequence[bytes], arch: str, *, libraries: Sequence[Path])
         nvjitlink.destroy(handle)
 
 
+def check_tools() -> None:
+    """Look for what compiling and linking for a GPU take.
+
+    Raises:
+        BlinkError: NVRTC, nvJitLink, the headers or the device runtime are missing.
+    """
+    _import("nvrtc")
+    _import("nvjitlink")
+    find_toolkit()
+
+
 def find_toolkit() -> CudaToolkit:
     """Find CUDA's headers and libcudadevrt.a in the wheels, then in CUDA_HOME and /usr/local/cuda.
 

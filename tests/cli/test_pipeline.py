@@ -16,7 +16,10 @@ import pytest
 from blinkc import pipeline, stages
 from blinkc.artifacts import WeightFiles
 from blinkc.build_folder import BuildFolder, write_atomically
+from blinkc.capture.plan_capture import CaptureConfig
+from blinkc.codegen import compile_cuda
 from blinkc.config import STAGES, CompileConfig
+from blinkc.engine import build_engines
 from blinkc.errors import BlinkError
 from tests.cli import fake_stages
 from tests.cli.fake_stages import config_for, make_model
@@ -127,6 +130,48 @@ def test_damaged_artifact_is_made_again(damage: str, model: Path, tmp_path: Path
     outcome = run(config_for(model), build)
     assert outcome["read"] and not outcome["segment"]
     assert content(build) == before
+
+
+def test_what_the_last_stage_wants_is_missed_before_the_first(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bug: minutes of reading the model, and only then no compiler, no TensorRT, no check."""
+    build = tmp_path / "build"
+    gpu = CaptureConfig(target="sm_90")
+
+    def refusal(**options: Any) -> str:
+        with pytest.raises((BlinkError, OSError)) as caught:
+            pipeline.compile_model(CompileConfig(model=str(model), **options), build)
+        assert not [stage for stage in STAGES if (build / stage).exists()]
+        return str(caught.value)
+
+    (tmp_path / "file").touch()
+    assert "Not a directory" in refusal(debug_dir=tmp_path / "file" / "sub")
+    assert "--until engine" in refusal(check=True, until="segment")
+    assert "which engine cuda does not" in refusal(
+        target="sm_90", engine="cuda", capture=gpu, check=True
+    )
+    monkeypatch.setattr(compile_cuda, "_import", raise_missing)
+    assert "missing" in refusal(target="sm_90", engine="cuda", capture=gpu)
+    monkeypatch.setattr(build_engines, "load_tensorrt", raise_missing)
+    assert "missing" in refusal(target="sm_90", engine="tensorrt-rtx", capture=gpu)
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    assert "no-such-compiler does not exist" in refusal()
+    assert run(CompileConfig(model=str(model), until="capture"), build)["capture"] is False
+
+
+def raise_missing(name: str) -> None:
+    raise BlinkError(f"{name} is missing")
+
+
+def test_a_finished_build_wants_no_tools(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards a build that another machine finished."""
+    run(config_for(model), tmp_path / "build")
+    monkeypatch.setattr(stages, "tool_versions", lambda names: {})
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    assert all(run(config_for(model), tmp_path / "build").values())
 
 
 def test_until_stops_and_a_later_run_goes_on(model: Path, tmp_path: Path) -> None:
