@@ -42,6 +42,7 @@ EXIT_UNHEALTHY = 70  # EX_SOFTWARE: a supervisor restarts
 UNHEALTHY_GRACE_S = 2.0  # from the watchdog's verdict to the end: /health says 503 meanwhile
 UNMEASURED_SILENCE_S = 30.0  # of a CPU that has made no step yet: its first may take seconds
 GOLDEN_TIMEOUT_S = 120.0
+DEFAULT_SCHEDULER = "chained"
 FIRST_TOKEN_INTERVAL_S = 0.02
 FIRST_TOKEN_PATIENCE_S = 60.0
 
@@ -65,7 +66,7 @@ class ServeConfig:
     checks_golden: bool = True
     drain_s: float = 10.0  # patience with running requests after SIGTERM
     weights_from: Sequence[Path] = field(default=())
-    scheduler: str = "chained"  # placement on a GPU
+    scheduler: str = DEFAULT_SCHEDULER  # placement on a GPU
     silence_s: float = 2.0  # without a heartbeat: unhealthy, unless four steps take longer
 
     def __post_init__(self) -> None:
@@ -85,6 +86,7 @@ def serve(path: Path, config: ServeConfig) -> int:
         entrance = hold_entrance(stack, config)
         bundle = stack.enter_context(open_bundle(path, check_hashes=False))
         bundle.check_machine()
+        check_options(bundle, config)
         hashes = HashCheck(bundle, config.weights_from)
         _say(f"{bundle.manifest.model_name}: code checked")
         if bundle.manifest.target.library is not None:
@@ -102,6 +104,25 @@ def serve(path: Path, config: ServeConfig) -> int:
         _say("stopping")
         drain(front_end, config.drain_s)
         return 0
+
+
+def check_options(bundle: Bundle, config: ServeConfig) -> None:
+    """Refuse what the user chose for another kind of target.
+
+    Raises:
+        BlinkError: names the option.
+    """
+    target = bundle.manifest.target
+    if target.library is not None and config.scheduler != DEFAULT_SCHEDULER:
+        raise BlinkError(
+            f"--scheduler {config.scheduler}: on {target.name} a thread of this process schedules",
+            hint="leave it out; it is for bundles of GPUs",
+        )
+    if target.library is None and config.num_threads:
+        raise BlinkError(
+            f"--threads {config.num_threads}: {target.name} computes with none of this machine's",
+            hint="leave it out; it is for bundles of the cpu target",
+        )
 
 
 def start_target(stack: ExitStack, bundle: Bundle, config: ServeConfig) -> _native.Ring:

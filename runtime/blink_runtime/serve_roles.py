@@ -21,6 +21,7 @@ from blink_runtime.serve import (
     _say,
     _stop_event,
     check_golden,
+    check_options,
     drain,
     hold_entrance,
     open_golden_cache,
@@ -112,6 +113,7 @@ def serve_gpu(path: Path, config: ServeConfig, link: LinkConfig) -> int:
         place = hold_place(stack, link)
         bundle = stack.enter_context(open_bundle(path, check_hashes=False))
         bundle.check_machine()
+        check_options(bundle, config)
         if link.ring_memory == "gpu" and bundle.manifest.target.library is not None:
             raise BlinkError(f"{path} is for the CPU", hint="--ring-memory host")
         hashes = HashCheck(bundle, config.weights_from)

@@ -23,6 +23,7 @@ from tests.bundle.small_bundle import write_small_bundle
 
 from .certificates import make_certificate
 from .fake_server import ByteCodec, Server, _native, ring_sizes
+from .test_gpu_memory_ring import write_gpu_bundle
 from .test_signals import own_signals
 
 __all__ = ["own_signals"]  # a fixture for each test here
@@ -145,6 +146,22 @@ def test_a_log_rotated_while_the_model_was_loaded(
     reload_on_signal(server.front_end)
     assert log.exists()
     assert "read again" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("role", ["run", "serve-gpu"])
+def test_options_of_another_target_are_refused(
+    role: str, bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The bug: they were ignored in silence."""
+    write_gpu_bundle(tmp_path / "gpu", prompt=(1, 2))
+    link = LinkConfig(transport="shm", address=f"/blink-test-options-{os.getpid()}")
+    for path, config, said in (
+        (bundle, ServeConfig(port=0, scheduler="host"), "--scheduler host: on cpu"),
+        (tmp_path / "gpu", ServeConfig(port=0, num_threads=3), "--threads 3: sm_90"),
+    ):
+        with pytest.raises(BlinkError, match=said):
+            serve(path, config) if role == "run" else serve_gpu(path, config, link)
+        assert capsys.readouterr().out == ""
 
 
 def test_a_name_that_another_owner_has(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
