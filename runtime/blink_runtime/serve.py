@@ -33,6 +33,7 @@ from blinkc.errors import BlinkError
 
 if TYPE_CHECKING:
     from blink_runtime import _native
+    from blink_runtime.chat_template import ChatTemplate
     from blink_runtime.cuda_driver import Context
     from blink_runtime.front_end import FrontEnd
     from blink_runtime.gpu_memory_ring import GpuMemoryRing
@@ -89,6 +90,7 @@ def serve(path: Path, config: ServeConfig) -> int:
         check_options(bundle, config)
         hashes = HashCheck(bundle, config.weights_from)
         _say(f"{bundle.manifest.model_name}: code checked")
+        text = load_text(bundle)
         if bundle.manifest.target.library is not None:
             hashes.wait()  # the CPU target has no second reader to wait for
         ring = start_target(stack, bundle, config)
@@ -98,7 +100,7 @@ def serve(path: Path, config: ServeConfig) -> int:
         stack.callback(start_watchdog(ring, bundle.manifest, config).disarm)
         hashes.wait()
         ring.hold_range(0)  # no serve-dpu may take it away
-        front_end = start_front_end(stack, bundle, ring, config, entrance)
+        front_end = start_front_end(stack, bundle, ring, config, entrance, text)
         _say(f"ready after {process_age_s():.1f} s: {front_end.url}/  (ring {ring.name})")
         _wait(front_end, stop)
         _say("stopping")
@@ -293,6 +295,25 @@ def hold_entrance(stack: ExitStack, config: ServeConfig) -> _native.HttpEntrance
     return entrance
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Text:
+    """What turns requests into token ids, and these into answers."""
+
+    codec: Any
+    template: ChatTemplate | None
+
+
+def load_text(bundle: Bundle) -> Text:
+    """Load tokenizer and chat template, before anything that takes long.
+
+    Raises:
+        BlinkError: the bundle has no tokenizer, or wants a library that is not here.
+    """
+    from blink_runtime.chat_template import load_chat_template
+
+    return Text(codec=load_codec(bundle, _say), template=load_chat_template(bundle))
+
+
 def http_options(config: ServeConfig) -> dict[str, Any]:
     """Return those of `FrontEndOptions` that the user chooses."""
     return {
@@ -316,11 +337,11 @@ def start_front_end(
     ring: _native.Ring | _native.Link,
     config: ServeConfig,
     entrance: _native.HttpEntrance,
+    text: Text,
     *,
     front_end_index: int = 0,
 ) -> FrontEnd:
     """Start HTTP over the ring, or over a link to it."""
-    from blink_runtime.chat_template import load_chat_template
     from blink_runtime.front_end import FrontEnd, FrontEndOptions
 
     manifest = bundle.manifest
@@ -333,9 +354,8 @@ def start_front_end(
         front_end_index=front_end_index,
         stall_timeout_ms=round(_silence_s(ring, manifest, config) * 1000),
     )
-    codec = load_codec(bundle, _say)
     try:
-        front_end = FrontEnd(ring, codec, load_chat_template(bundle), options, entrance)
+        front_end = FrontEnd(ring, text.codec, text.template, options, entrance)
     except (RuntimeError, ValueError) as error:  # the ring; the address, taken meanwhile
         raise BlinkError(str(error)) from error
     reload_on_signal(front_end)

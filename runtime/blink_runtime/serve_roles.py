@@ -24,6 +24,7 @@ from blink_runtime.serve import (
     check_options,
     drain,
     hold_entrance,
+    load_text,
     open_golden_cache,
     process_age_s,
     ring_sizes,
@@ -258,11 +259,12 @@ def serve_dpu(path: Path, config: ServeConfig, link: LinkConfig) -> int:
         entrance = hold_entrance(stack, config)
         bundle = stack.enter_context(open_front_end_bundle(path))
         check_front_end_index(link.front_end_index, bundle.manifest.limits.num_front_ends)
+        text = load_text(bundle)
         way = make_link(link, bundle_id(bundle.manifest))
         if not wait_for_ring(way, link.wait_s, stop):
             return 0
         front_end = start_front_end(
-            stack, bundle, way, config, entrance, front_end_index=link.front_end_index
+            stack, bundle, way, config, entrance, text, front_end_index=link.front_end_index
         )
         _say(
             f"ready after {process_age_s():.1f} s: {front_end.url}/  "

@@ -14,6 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from blink_runtime import serve_roles
 from blink_runtime.front_end import FrontEnd, FrontEndOptions, open_entrance
 from blink_runtime.serve import ServeConfig, _stop_event, reload_on_signal, serve
 from blink_runtime.serve_roles import LinkConfig, serve_dpu, serve_gpu
@@ -182,7 +183,18 @@ def test_a_card_that_is_not_here(bundle: Path, capsys: pytest.CaptureFixture[str
     assert capsys.readouterr().out == ""
 
 
-def test_serve_dpu_holds_its_port_while_it_waits(bundle: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("role", ["run", "serve-dpu"])
+def test_a_bundle_without_a_tokenizer_is_refused_before_its_weights_are_read(
+    role: str, bundle: Path
+) -> None:
+    """The bug: it was refused when all was loaded, or the ring waited for."""
+    assert f"{bundle} has no tokenizer" in serve_here(role, bundle, ServeConfig(port=0))
+
+
+def test_serve_dpu_holds_its_port_while_it_waits(
+    bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serve_roles, "load_text", lambda _: None)  # the small bundle has none
     copy_front_end(bundle, tmp_path / "slim")
     config = ServeConfig(port=free_port())
     address = f"/blink-nobody-{os.getpid()}"
