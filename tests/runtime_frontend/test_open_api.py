@@ -45,7 +45,10 @@ ODD_VALUES: list[Any] = [
     [{"role": "user", "content": [{"type": "image_url"}]}],
     [{"type": "function", "function": {}}], [{"type": "other"}],
 ]  # fmt: skip
-CHAT_TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}{{ tools | length if tools }}hi"
+CHAT_TEMPLATE = (
+    "{% for m in messages %}{{ m.content }}{{ m.tool_calls | length if m.tool_calls }}{% endfor %}"
+    "{{ tools | length if tools }}hi"
+)
 
 
 @pytest.fixture(scope="module")
