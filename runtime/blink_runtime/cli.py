@@ -59,7 +59,8 @@ def run(
     http: dict[str, Any],
 ) -> None:
     """Serve BUNDLE over HTTP until SIGTERM."""
-    from blink_runtime.serve import ServeConfig, serve
+    from blink_runtime.serve import serve
+    from blink_runtime.serve_config import ServeConfig
 
     config = ServeConfig(
         host=host,

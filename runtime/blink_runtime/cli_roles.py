@@ -79,7 +79,7 @@ def serve_gpu(
     ring_memory: str,
 ) -> None:
     """Own BUNDLE's model and ring, for front ends elsewhere (serve-dpu), until SIGTERM."""
-    from blink_runtime.serve import ServeConfig
+    from blink_runtime.serve_config import ServeConfig
     from blink_runtime.serve_roles import LinkConfig, serve_gpu
 
     config = ServeConfig(
@@ -140,7 +140,7 @@ def serve_dpu(
     http: dict[str, Any],
 ) -> None:
     """Serve HTTP for a ring elsewhere (serve-gpu). Needs only BUNDLE's tokenizer and template."""
-    from blink_runtime.serve import ServeConfig
+    from blink_runtime.serve_config import ServeConfig
     from blink_runtime.serve_roles import LinkConfig, host_and_port, serve_dpu
 
     host, port = host_and_port(listen)

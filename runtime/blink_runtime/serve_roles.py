@@ -16,23 +16,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from blink_runtime.hash_check import HashCheck
+from blink_runtime.process_control import drain, process_age_s, say, stop_event
 from blink_runtime.serve import (
-    ServeConfig,
-    _say,
-    _stop_event,
     check_golden,
     check_options,
-    drain,
-    hold_entrance,
-    load_text,
     open_golden_cache,
-    process_age_s,
     ring_sizes,
-    start_front_end,
+    silence_limit_s,
     start_on_gpu,
     start_target,
     start_watchdog,
 )
+from blink_runtime.serve_config import ServeConfig
+from blink_runtime.serve_http import hold_entrance, load_text, start_front_end
 from blink_runtime.shared_ring import UnseenRing
 from blinkc.bundle.front_end_copy import bundle_id, open_front_end_bundle
 from blinkc.bundle.golden import HostBytes, RingBytes
@@ -109,7 +105,7 @@ def serve_gpu(path: Path, config: ServeConfig, link: LinkConfig) -> int:
         BlinkError: the address is taken, there is no RDMA device, or the bundle is not for this
             machine or fails its golden prompt.
     """
-    stop = _stop_event()
+    stop = stop_event()
     with ExitStack() as stack:
         place = hold_place(stack, link)
         bundle = stack.enter_context(open_bundle(path, check_hashes=False))
@@ -118,19 +114,19 @@ def serve_gpu(path: Path, config: ServeConfig, link: LinkConfig) -> int:
         if link.ring_memory == "gpu" and bundle.manifest.target.library is not None:
             raise BlinkError(f"{path} is for the CPU", hint="--ring-memory host")
         hashes = HashCheck(bundle, config.weights_from)
-        _say(f"{bundle.manifest.model_name}: code checked")
+        say(f"{bundle.manifest.model_name}: code checked")
         if bundle.manifest.target.library is not None:
             hashes.wait()
         start = start_in_gpu_memory if link.ring_memory == "gpu" else start_in_host_memory
         ring = start(stack, bundle, config)
         if config.checks_golden:
-            _say(check_golden(ring.memory, bundle, open_golden_cache(bundle)))
+            say(check_golden(ring.memory, bundle, open_golden_cache(bundle)))
         header = ring.follow_header()
         stack.callback(start_watchdog(header, bundle.manifest, config).disarm)
         hashes.wait()
         owner = _open_ring(stack, ring, header, link, place)
         _wait(owner, stop)
-        _say("stopping")
+        say("stopping")
         return 0
 
 
@@ -138,7 +134,7 @@ def start_in_host_memory(stack: ExitStack, bundle: Bundle, config: ServeConfig) 
     """Start the bundle's scheduler over a ring in memory that this process addresses."""
     from blink_runtime import _native
 
-    _say("ring in host memory")
+    say("ring in host memory")
     ring = start_target(stack, bundle, config)
     ring.bundle_id = bundle_id(bundle.manifest)
     return OwnedRing(
@@ -156,9 +152,9 @@ def start_in_gpu_memory(stack: ExitStack, bundle: Bundle, config: ServeConfig) -
 
     context = stack.enter_context(Context())
     sizes = ring_sizes(bundle.manifest)
-    ring = stack.enter_context(GpuMemoryRing(context, sizes, bundle_id(bundle.manifest), _say))
+    ring = stack.enter_context(GpuMemoryRing(context, sizes, bundle_id(bundle.manifest), say))
     stack.enter_context(UnseenRing("it lies in GPU memory (--ring-memory gpu)"))
-    _say(
+    say(
         f"ring in GPU memory: {ring.num_bytes >> 20} MiB exported as a dma-buf; `top` and `trace` "
         "cannot see it (this way never ran on hardware)"
     )
@@ -223,12 +219,12 @@ def _open_ring(
     with _told_of_links():
         if place is None:
             header.publish(link.address)
-            _say(f"ready after {process_age_s():.1f} s: ring {header.name}")
+            say(f"ready after {process_age_s():.1f} s: ring {header.name}")
             return None
         owner = ring.open_link(place=place)
     stack.callback(owner.close)
     host, _ = host_and_port(link.address)
-    _say(f"ready after {process_age_s():.1f} s: ring at {host}:{owner.port} over {owner.device}")
+    say(f"ready after {process_age_s():.1f} s: ring at {host}:{owner.port} over {owner.device}")
     return owner
 
 
@@ -241,9 +237,9 @@ def _wait(owner: _native.LinkOwner | None, stop: threading.Event) -> None:
     while not stop.wait(STATUS_INTERVAL_S):
         here = set(owner.sessions())
         for index, peer in sorted(here - known):
-            _say(f"front end {index} connected from {peer}")
+            say(f"front end {index} connected from {peer}")
         for index, peer in sorted(known - here):
-            _say(f"front end {index} at {peer} is gone")
+            say(f"front end {index} at {peer} is gone")
         known = here
 
 
@@ -254,7 +250,7 @@ def serve_dpu(path: Path, config: ServeConfig, link: LinkConfig) -> int:
         BlinkError: the port is taken, a file is missing or cannot be used, there is no RDMA device,
             nobody is there in time, or the owner refuses.
     """
-    stop = _stop_event()
+    stop = stop_event()
     with ExitStack() as stack:
         entrance = hold_entrance(stack, config)
         bundle = stack.enter_context(open_front_end_bundle(path))
@@ -264,14 +260,21 @@ def serve_dpu(path: Path, config: ServeConfig, link: LinkConfig) -> int:
         if not wait_for_ring(way, link.wait_s, stop):
             return 0
         front_end = start_front_end(
-            stack, bundle, way, config, entrance, text, front_end_index=link.front_end_index
+            stack,
+            bundle,
+            way,
+            config,
+            entrance,
+            text,
+            silence_s=silence_limit_s(way, bundle.manifest, config),
+            front_end_index=link.front_end_index,
         )
-        _say(
+        say(
             f"ready after {process_age_s():.1f} s: {front_end.url}/  "
             f"(over {link.transport} to {link.address})"
         )
         _report(front_end, way, stop)
-        _say("stopping")
+        say("stopping")
         drain(front_end, config.drain_s)
         return 0
 
@@ -308,7 +311,7 @@ def wait_for_ring(way: _native.Link, wait_s: float, stop: threading.Event) -> bo
                 raise BlinkError(str(error), hint="start blink-runtime serve-gpu there") from error
             if str(error) != said:
                 said = str(error)
-                _say(f"waiting: {said}")
+                say(f"waiting: {said}")
         except _native.RingError as error:
             raise BlinkError(str(error)) from error
         if stop.wait(_RETRY_S):
@@ -342,11 +345,11 @@ def _report(front_end: FrontEnd, way: _native.Link, stop: threading.Event) -> No
         if found == health:
             continue
         if found == "lost":
-            _say("the ring is lost: answering 503 and connecting again")
+            say("the ring is lost: answering 503 and connecting again")
         elif found == "serving" and health:
-            _say(f"the ring is back (connection {way.num_connects})")
+            say(f"the ring is back (connection {way.num_connects})")
         elif found != "serving" and health:
-            _say(f"the scheduler is {found}")
+            say(f"the scheduler is {found}")
         if found == "lost" and way.problem:
-            _say(way.problem)
+            say(way.problem)
         health = found

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from blink_runtime.serve import UNMEASURED_SILENCE_S, ServeConfig
-from blink_runtime.serve import _silence_s as patience_s
+from blink_runtime.serve import UNMEASURED_SILENCE_S, silence_limit_s
+from blink_runtime.serve_config import ServeConfig
 from blinkc.bundle.manifest import Golden
 from tests.bundle.small_bundle import write_small_bundle
 from tests.gpu.serving import GpuServer
@@ -108,7 +108,7 @@ def test_patience_covers_the_largest_step(
     target = made.target.model_copy(update={"library": library})
     manifest = made.model_copy(update={"limits": limits, "golden": golden, "target": target})
     ring: Any = SimpleNamespace(header=lambda: {"longest_step_ns": int(longest_step_s * 1e9)})
-    assert patience_s(ring, manifest, ServeConfig()) == pytest.approx(silence_s)
+    assert silence_limit_s(ring, manifest, ServeConfig()) == pytest.approx(silence_s)
 
 
 # Stops one thread of a child as a debugger does: it makes no step more, whatever it holds.

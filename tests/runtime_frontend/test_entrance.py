@@ -16,7 +16,9 @@ import pytest
 
 from blink_runtime import serve_roles
 from blink_runtime.front_end import FrontEnd, FrontEndOptions, open_entrance
-from blink_runtime.serve import ServeConfig, _stop_event, reload_on_signal, serve
+from blink_runtime.process_control import reload_on_signal, stop_event
+from blink_runtime.serve import serve
+from blink_runtime.serve_config import ServeConfig
 from blink_runtime.serve_roles import LinkConfig, serve_dpu, serve_gpu
 from blinkc.bundle.front_end_copy import copy_front_end
 from blinkc.errors import BlinkError
@@ -138,7 +140,7 @@ def test_a_log_rotated_while_the_model_was_loaded(
     make_server: Callable[..., Server], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The file is open from the start on, so a hang-up before the first request counts as well."""
-    _stop_event()
+    stop_event()
     log = tmp_path / "log"
     server = make_server(access_log=str(log))
     log.rename(tmp_path / "old")
@@ -199,7 +201,7 @@ def test_serve_dpu_holds_its_port_while_it_waits(
     config = ServeConfig(port=free_port())
     address = f"/blink-nobody-{os.getpid()}"
     link = LinkConfig(transport="shm", address=address, wait_s=3600)
-    stop = _stop_event()
+    stop = stop_event()
     seen: list[str] = []
 
     def look() -> None:

@@ -29,7 +29,8 @@ from blink_runtime import (  # noqa: E402
 )
 from blink_runtime.cuda_driver import DeviceSpec  # noqa: E402
 from blink_runtime.gpu_memory_ring import GpuMemoryRing  # noqa: E402
-from blink_runtime.serve import ServeConfig, ring_sizes  # noqa: E402
+from blink_runtime.serve import ring_sizes  # noqa: E402
+from blink_runtime.serve_config import ServeConfig  # noqa: E402
 from blink_runtime.serve_roles import LinkConfig, serve_gpu  # noqa: E402
 from blinkc import abi  # noqa: E402
 from blinkc.bundle.manifest import (  # noqa: E402
@@ -307,7 +308,7 @@ def role(gpu: FakeGpu, library: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) ->
         lambda bundle, context, ring, **_: FakeTarget(gpu, library, ring),
     )
     monkeypatch.setattr(serve_roles, "open_golden_cache", lambda bundle: None)
-    monkeypatch.setattr(serve_roles, "_stop_event", lambda: stop)
+    monkeypatch.setattr(serve_roles, "stop_event", lambda: stop)
     monkeypatch.setattr(_native, "LinkPlace", FakePlace)
     monkeypatch.setattr(_native, "LinkOwner", partial(FakeOwner, owners))
     monkeypatch.setattr(_native, "Watchdog", partial(FakeWatchdog, watched))

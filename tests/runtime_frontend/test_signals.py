@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from blink_runtime.serve import _say, _stop_event, drain, reload_on_signal
+from blink_runtime.process_control import drain, reload_on_signal, say, stop_event
 
 from .fake_server import Server, wait_for
 from .test_http import connect, post
@@ -53,7 +53,7 @@ def test_hang_up_reloads(
 
 def test_hang_up_during_the_start_ends_nothing() -> None:
     """The bug: a log rotated while the model was loaded ended the process."""
-    stop = _stop_event()
+    stop = stop_event()
     os.kill(os.getpid(), signal.SIGHUP)
     assert not stop.is_set()
 
@@ -69,7 +69,7 @@ def test_a_second_signal_ends_a_server_that_drains(
     monkeypatch.setattr(os, "_exit", leave)
     server = make_server(owner={"token_interval_us": 50_000}, sizes={"max_output_tokens": 2000})
     body = b'{"prompt": "x", "max_tokens": 2000, "ignore_eos": true}'  # would take 100 s
-    stop = _stop_event()
+    stop = stop_event()
     os.kill(os.getpid(), signal.SIGTERM)
     assert stop.is_set()
     with connect(server) as connection:
@@ -94,5 +94,5 @@ def test_an_output_that_is_full_ends_no_server(monkeypatch: pytest.MonkeyPatch) 
     """The bug: the next word about a token served, or a file read again, ended the process."""
     output = FullDisk()
     monkeypatch.setattr(sys, "stdout", output)
-    _say("ready")
+    say("ready")
     assert output.getvalue() == "ready\n"
