@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -52,8 +53,41 @@ def cached_cubin(source: str) -> bytes:
     return path.read_bytes()
 
 
-class KernelHarness:
-    """The kernels of one dtype, run on torch tensors."""
+class Harness(ABC):
+    """Kernels of one dtype and the tensors they are run on: a GPU's, or the emulated device's."""
+
+    dtype: torch.dtype
+    device: str
+    kernels: CudaKernels
+
+    @abstractmethod
+    def run(self, launches: Sequence[Launch]) -> None:
+        """Run to the end."""
+
+    @abstractmethod
+    def place(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Bring a tensor to where kernels can reach it."""
+
+    def of_previous(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Say that an earlier kernel of the step writes this; return it."""
+        return tensor
+
+    def random(self, *shape: int, scale: float = 1.0) -> torch.Tensor:
+        """Fresh values of the harness' dtype."""
+        values = torch.randn(*shape, device=self.device)
+        return self.place((values * scale).to(self.dtype))
+
+    def poisoned(self, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """An output full of NaN (or -77 for integers), so that a missed element shows."""
+        dtype = dtype or self.dtype
+        value = float("nan") if dtype.is_floating_point else -77
+        return self.place(torch.full(shape, value, device=self.device, dtype=dtype))
+
+
+class KernelHarness(Harness):
+    """The kernels of one dtype, run on a GPU's tensors."""
+
+    device = "cuda"
 
     def __init__(self, dtype: str, context: Context, stream: Stream) -> None:
         self.dtype = TORCH_DTYPES[dtype]
@@ -69,15 +103,8 @@ class KernelHarness:
             launch(item, self.stream)
         self.stream.synchronize()
 
-    def random(self, *shape: int, scale: float = 1.0) -> torch.Tensor:
-        """Fresh values of the harness' dtype."""
-        return (torch.randn(*shape, device="cuda") * scale).to(self.dtype)
-
-    def poisoned(self, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """An output full of NaN (or -77 for integers), so that a missed element shows."""
-        dtype = dtype or self.dtype
-        value = float("nan") if dtype.is_floating_point else -77
-        return torch.full(shape, value, device="cuda", dtype=dtype)
+    def place(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.cuda()
 
 
 class PagedStep:
@@ -88,7 +115,7 @@ class PagedStep:
 
     def __init__(
         self,
-        harness: KernelHarness,
+        harness: Harness,
         new: Sequence[int],
         total: Sequence[int],
         num_kv_heads: int,
@@ -121,7 +148,7 @@ class PagedStep:
         lanes = self.lanes + [self.batch] * padding_rows
 
         def ints(values: Sequence[int]) -> torch.Tensor:
-            return torch.tensor(values, dtype=torch.int32, device="cuda")
+            return harness.place(torch.tensor(values, dtype=torch.int32))
 
         self._buffers = {
             "positions": ints(positions),
@@ -129,7 +156,7 @@ class PagedStep:
             "row_query_start": ints(starts),
             "row_kv_len": ints(self.total + [0] * padding_rows),
             "row_lane": ints(lanes),
-            "page_table": table.cuda(),
+            "page_table": harness.place(table),
         }
         self.kv = harness.poisoned(num_pages, 2, num_kv_heads, page_size, head_dim)
         self.k = [harness.random(length, num_kv_heads, head_dim) for length in self.total]
@@ -140,14 +167,12 @@ class PagedStep:
                 place = self.kv[table[self.lanes[row], page], :, :, at]
                 place[0], place[1] = self.k[row][token], self.v[row][token]
         pad = harness.poisoned(padding_tokens, num_kv_heads, head_dim)
-        self.new_k = torch.cat(
-            [k[length - n :] for k, length, n in zip(self.k, self.total, self.new, strict=True)]
-            + [pad]
-        )
-        self.new_v = torch.cat(
-            [v[length - n :] for v, length, n in zip(self.v, self.total, self.new, strict=True)]
-            + [pad]
-        )
+
+        def packed(parts: list[torch.Tensor]) -> torch.Tensor:
+            new = [x[x.shape[0] - n :] for x, n in zip(parts, self.new, strict=True)]
+            return harness.of_previous(harness.place(torch.cat([*new, pad])))
+
+        self.new_k, self.new_v = packed(self.k), packed(self.v)
 
     def addresses(self, sampling: int = 0, sampled_ids: int = 0) -> StepAddresses:
         """Return the addresses, as the loader would."""
@@ -177,7 +202,7 @@ class PagedStep:
                 place = self.kv[physical, :, :, at]
                 assert torch.equal(place[0], self.k[row][token])
                 assert torch.equal(place[1], self.v[row][token])
-        rest = self.kv.permute(0, 3, 1, 2, 4)[~touched.cuda()]
+        rest = self.kv.permute(0, 3, 1, 2, 4)[~touched.to(self.kv.device)]
         assert torch.isnan(rest).all()
 
 

@@ -115,7 +115,7 @@ def _make(name: str, dtype: str, folder: Path) -> None:
     from blinkc.pipeline import compile_model
     from blinkc.progress import Progress
 
-    _save_checkpoint(name, dtype, folder / "checkpoint")
+    save_checkpoint(name, dtype, folder / "checkpoint")
     config = CompileConfig(
         model=str(folder / "checkpoint"),
         target="sm_90",
@@ -131,7 +131,7 @@ def _make(name: str, dtype: str, folder: Path) -> None:
     shutil.rmtree(folder / "build")
 
 
-def _save_checkpoint(name: str, dtype: str, folder: Path) -> None:
+def save_checkpoint(name: str, dtype: str, folder: Path) -> None:
     """Write random weights of the dtype, so that nothing is rounded on the way to the GPU."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +14,7 @@ from blink_runtime.cuda_driver import MappedBuffer
 from blink_runtime.ring_memory import RingMemory
 from blinkc.bundle.reader import open_bundle
 from tests.gpu.models import CASES, VOCAB_SIZE, TinyModel, tiny_model
+from tests.gpu.router_margins import ROUTER_TIE_STD, router_margins
 
 if TYPE_CHECKING:
     from blink_runtime.cuda_driver import Context
@@ -25,10 +25,6 @@ pytestmark = pytest.mark.gpu
 # A token is right when the reference's logit for it lies no further below the best than rounding to
 # 16 bits may move it; in standard deviations of the row's logits.
 TIE_STD = 0.15
-# With experts chosen this closely, rounding takes another one, and the row's logits move at will:
-# transformers in bf16 parts from itself in fp32 at the same places. Seen below 0.02 there, where
-# 95 % of all choices lie above it.
-ROUTER_TIE_STD = 0.02
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 # One token, several pages, more than a window, and more than one prefill step takes.
 PROMPT_LENGTHS = (1, 17, 40, 64, 127, 300)
@@ -106,28 +102,6 @@ def judge(checkpoint: Path, prompt: list[int], tokens: list[int]) -> list[Verdic
         Verdict(gap=gap, router_margin=margin)
         for gap, margin in zip(gaps.tolist(), closest, strict=True)
     ]
-
-
-@contextmanager
-def router_margins(model: Any) -> Iterator[list[Any]]:
-    """Collect, for each layer of experts, how far the first expert not taken lies behind."""
-    num_choices = getattr(model.config, "num_experts_per_tok", 0) or 0
-    found: list[Any] = []
-
-    def note(module: Any, inputs: tuple[Any, ...], _output: Any) -> None:
-        rows = inputs[0].reshape(-1, inputs[0].shape[-1])
-        scores = torch.nn.functional.linear(rows, module.weight)
-        best = scores.sort(-1, descending=True).values
-        found.append((best[:, num_choices - 1] - best[:, num_choices]) / scores.std(-1))
-
-    hooks = [
-        module.register_forward_hook(note)
-        for name, module in model.named_modules()
-        if num_choices and name.endswith(".gate") and hasattr(module, "weight")
-    ]
-    yield found
-    for hook in hooks:
-        hook.remove()
 
 
 @pytest.mark.parametrize(("name", "dtype"), CASES, ids=lambda value: str(value))
