@@ -94,7 +94,7 @@ def build_library(source: str, target: str) -> Path:
         '-DBLINK_PTX_HEADER="emulation/ptx.h"', "-x", "c++",
         f"-Werror=frame-larger-than={most_frame_bytes}",
     ]  # fmt: skip
-    device_flags = ["-O3", "-march=native"]
+    device_flags = ["-O3"]
     text = source + table_of_kernels(source)
     digest = hashlib.sha256(repr((text, flags, kernel_flags, device_flags)).encode())
     headers = [*HERE.rglob("*.h"), *HERE.glob("*.cc"), *include_folder().rglob("*.*h")]
