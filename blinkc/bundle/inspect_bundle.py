@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from blinkc.bundle.manifest import Target
+from blinkc.bundle.manifest import Manifest, Target
 from blinkc.bundle.reader import Bundle
 
 MIB = 1 << 20
@@ -12,9 +12,7 @@ def inspect_text(bundle: Bundle) -> str:
     """Return what is in a bundle, a fact a line."""
     manifest = bundle.manifest
     limits, plan, target = manifest.limits, manifest.plan, manifest.target
-    golden = manifest.golden
     embedded = sum(f.bytes for f in manifest.files)
-    external = sum(f.bytes for f in manifest.external_files)
     device = target.architecture or f"{target.machine} {target.march}".strip()
     tokenizer = manifest.tokenizer
     kind = "compiled" if tokenizer.compiled else "tokenizers library"
@@ -37,21 +35,11 @@ def inspect_text(bundle: Bundle) -> str:
             f"({limits.num_kv_pages} pages of {limits.page_size_tokens} tokens), ring "
             f"{plan.ring_bytes / MIB:.1f} MiB, scratch {plan.arena_bytes / MIB:.1f} MiB",
         ),
-        (
-            "weights",
-            f"{len(manifest.weights)} tensors, "
-            + (f"{external / MIB:.1f} MiB referenced" if external else "embedded"),
-        ),
+        ("weights", _weights_text(manifest)),
         ("tokenizer", kind if tokenizer.tokenizer_json else "none"),
         ("template", "yes" if tokenizer.chat_template else "none"),
         ("eos ids", ", ".join(map(str, tokenizer.eos_token_ids)) or "none"),
-        (
-            "golden",
-            f"{len(golden.prompt_token_ids)} -> {len(golden.output_token_ids)} tokens"
-            + (f", checked against {golden.checked_against}" if golden.checked_against else "")
-            if golden
-            else "none",
-        ),
+        ("golden", _golden_text(manifest)),
         ("files", f"{len(manifest.files)}, {embedded / MIB:.1f} MiB"),
         *_engine_rows(target),
         ("made with", ", ".join(f"{name} {version}" for name, version in manifest.tools.items())),
@@ -59,6 +47,29 @@ def inspect_text(bundle: Bundle) -> str:
     ]
     rows += [("note", note) for note in manifest.notes]
     return "\n".join(f"{name:<10} {text}" for name, text in rows)
+
+
+def _weights_text(manifest: Manifest) -> str:
+    external = sum(f.bytes for f in manifest.external_files)
+    place = f"{external / MIB:.1f} MiB referenced" if external else "embedded"
+    num_weights = len(manifest.weights)
+    num_drawn = sum(weight.is_drawn for weight in manifest.weights)
+    if not num_drawn:
+        return f"{num_weights} tensors, {place}"
+    rest = f", {num_weights - num_drawn} {place}" if num_drawn < num_weights else ""
+    return f"{num_weights} tensors, {num_drawn} drawn from seeds at each load{rest}"
+
+
+def _golden_text(manifest: Manifest) -> str:
+    golden = manifest.golden
+    if golden is None:
+        return "none"
+    num_prompt, num_output = len(golden.prompt_token_ids), len(golden.output_token_ids)
+    if not num_output:
+        on_gpu = manifest.target.name != "cpu"
+        return f"{num_prompt} -> what the first load gives" if on_gpu else "none"
+    checked = f", checked against {golden.checked_against}" if golden.checked_against else ""
+    return f"{num_prompt} -> {num_output} tokens{checked}"
 
 
 def _engine_rows(target: Target) -> list[tuple[str, str]]:

@@ -116,6 +116,11 @@ class WeightEntry(_Strict):
     seed: Annotated[int, Field(ge=0, lt=1 << 64)] | None = None
 
     @property
+    def is_drawn(self) -> bool:
+        """Say whether no file holds it."""
+        return self.seed is not None
+
+    @property
     def num_bytes(self) -> int:
         """Return the size in memory."""
         count = 1

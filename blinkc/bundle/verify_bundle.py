@@ -18,15 +18,17 @@ class VerifyReport:
 
     num_files: int
     num_bytes: int
-    num_weights: int
+    num_weights: int  # that lie in files
+    num_drawn_weights: int  # that the target draws when it loads: nothing to check
     golden: str  # "ran", "none" or why it was not run
 
     def text(self) -> str:
         """Return one line for people."""
         size = self.num_bytes / (1 << 20)
+        drawn = f"{self.num_drawn_weights} more are drawn from seeds at each load; "
         return (
             f"{self.num_files} files ({size:.1f} MiB) and {self.num_weights} weights are right; "
-            f"golden prompt: {self.golden}"
+            f"{drawn if self.num_drawn_weights else ''}golden prompt: {self.golden}"
         )
 
 
@@ -50,11 +52,13 @@ def verify_bundle(
         bundle.check_machine()
         outcome = _check_golden(bundle, weights_from, progress) if golden else "not asked for"
         manifest = bundle.manifest
+        num_drawn = sum(weight.is_drawn for weight in manifest.weights)
         return VerifyReport(
             num_files=len(manifest.files) + len(manifest.external_files),
             num_bytes=sum(f.bytes for f in manifest.files)
             + sum(f.bytes for f in manifest.external_files),
-            num_weights=len(manifest.weights),
+            num_weights=len(manifest.weights) - num_drawn,
+            num_drawn_weights=num_drawn,
             golden=outcome,
         )
 
@@ -62,7 +66,8 @@ def verify_bundle(
 def _check_golden(bundle: Bundle, weights_from: Sequence[Path], progress: Progress) -> str:
     golden = bundle.manifest.golden
     if golden is None or not golden.output_token_ids:
-        return "none in the bundle"
+        on_gpu = bundle.manifest.target.name != "cpu"
+        return "the first load records it" if golden and on_gpu else "none in the bundle"
     if bundle.manifest.target.name != "cpu":
         return f"runs on {bundle.manifest.target.name} only"
     from blinkc.bundle.golden import run_golden
