@@ -194,7 +194,8 @@ def plan_command(as_json: bool, **options: Any) -> None:
     config = _config_from_options(options)
     from blinkc.plan_report import plan_model, print_plan, report_to_json
 
-    report = plan_model(config)
+    with Progress(quiet=as_json).step("plan", "reading the model's facts"):
+        report = plan_model(config)
     if as_json:
         click.echo(json.dumps(report_to_json(report), indent=1))
     else:

@@ -137,6 +137,15 @@ def test_plan_prints_sums_and_grids() -> None:
 
 
 @pytest.mark.usefixtures("_llama")
+def test_plan_says_what_it_waits_for() -> None:
+    """The bug: it was silent for as long as importing torch and reading a config took."""
+    told = CliRunner().invoke(main, ["plan", "llama", "--target", "sm_90"])
+    assert "reading the model's facts" in told.stderr
+    assert "reading" not in told.stdout
+    assert CliRunner().invoke(main, ["plan", "llama", "--json"]).stderr == ""
+
+
+@pytest.mark.usefixtures("_llama")
 def test_plan_as_json_adds_up() -> None:
     code, output = invoke("plan", "llama", "--target", "sm_90", "--json")
     assert code == 0
