@@ -352,6 +352,7 @@ class Bench:
 def build_program() -> Path:
     """Build the load program and return its path."""
     folder = ROOT / "build" / "bench"
+    print("building the load program: minutes the first time", flush=True)
     configure = ["cmake", "-S", str(ROOT / "runtime"), "-B", str(folder), "-G", "Ninja"]
     subprocess.run(
         [*configure, "-DBLINK_PYTHON=OFF", "-DBLINK_TESTS=ON"],
