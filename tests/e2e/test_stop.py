@@ -24,8 +24,8 @@ def test_it_ends_and_leaves_nothing(state: str) -> None:
         decodes = threading.Event()
 
         def stream(prompt: list[int]) -> None:
-            body = {
-                "model": model, "prompt": prompt, "max_tokens": 200, "stream": True,
+            body = {  # none ends by itself before the stop
+                "model": model, "prompt": prompt, "max_tokens": 2000 - len(prompt), "stream": True,
                 "ignore_eos": True,
             }  # fmt: skip
             with httpx.stream(
