@@ -253,7 +253,10 @@ def bench_sample(bench: Bench) -> None:
             ids = torch.zeros(rows, dtype=torch.int32, device="cuda")
             paged = PagedStep(harness, [1], [1], 1, 64)
             step = paged.addresses(raw.data_ptr(), ids.data_ptr())
-            launches = bench.kernels.sample(step, logits.data_ptr(), rows, 128256)
+            counts = torch.zeros(rows, 128256, dtype=torch.int32, device="cuda")
+            launches = bench.kernels.sample(
+                step, logits.data_ptr(), counts.data_ptr(), rows, 128256
+            )
             torch.cuda.synchronize()
             bench.report(f"sample rows={rows} {name}", bench.time_us(launches * 4) / 4)
 

@@ -93,7 +93,7 @@ def _model_options(function: _Function) -> _Function:
             "--logprobs/--no-logprobs",
             default=None,
             help="Room for logprobs in the ring: 64 bytes a token instead of 8. "
-            "[default: on cpu only; no GPU sampler has them yet]",
+            "[default: on cpu only]",
         ),
         click.option("--memory-budget", metavar="SIZE", help="Device memory to use, such as 80g."),
         click.option(

@@ -15,7 +15,6 @@ from blinkc.capture.plan_capture import (
     GRAPH_NODE_BYTES,
     NODES_PER_CUT_OP,
     NODES_PER_SEGMENT_CALL,
-    TOKEN_RECORD_BYTES,
     plan_from_spec,
 )
 from blinkc.config import CompileConfig
@@ -183,11 +182,10 @@ def _memory_rows(plan: CapturePlan) -> list[tuple[str, str, str]]:
 def _ring_text(plan: CapturePlan) -> str:
     """Say what an output token takes: with logprobs eight times as much."""
     output_mib = plan.num_slots * plan.max_output_tokens * plan.output_record_bytes / MIB
-    has_logprobs = plan.output_record_bytes > TOKEN_RECORD_BYTES
     return (
         f"{plan.num_slots} slots; {output_mib:.1f} MiB of it output, "
         f"{plan.output_record_bytes} bytes a token with"
-        + (" logprobs (--no-logprobs: 8)" if has_logprobs else "out logprobs")
+        + (" logprobs (--no-logprobs: 8)" if plan.has_logprobs else "out logprobs (--logprobs: 64)")
     )
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from blinkc.capture.grid import GraphKey, KeyGrid, build_grid
 
+TOKEN_RECORD_BYTES = 8  # an output record without logprobs
 DTYPE_BYTES = {
     "fp32": 4, "fp16": 2, "bf16": 2, "int32": 4, "int64": 8, "bool": 1, "fp8": 1, "uint8": 1,
 }  # fmt: skip
@@ -87,6 +88,11 @@ class CapturePlan:
     def max_step_tokens(self) -> int:
         """Return the most tokens of any step."""
         return max(self.max_prefill_tokens, self.max_batch)
+
+    @property
+    def has_logprobs(self) -> bool:
+        """Return whether output records have room for logprobs."""
+        return self.output_record_bytes > TOKEN_RECORD_BYTES
 
     @property
     def num_physical_pages(self) -> int:

@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING
 from blinkc import abi
 from blinkc.capture.arena import ArenaPlan, ArenaRequest, plan_arena
 from blinkc.capture.grid import MAX_AUTO_KEYS, Limits, build_grid, plan_keys
-from blinkc.capture.plan import DTYPE_BYTES, CapturePlan, KvLayerSpec, MemoryPlan
+from blinkc.capture.plan import (
+    DTYPE_BYTES,
+    TOKEN_RECORD_BYTES,
+    CapturePlan,
+    KvLayerSpec,
+    MemoryPlan,
+)
 from blinkc.capture.shapes import ShapesSpec, parse_shapes
 from blinkc.errors import BlinkError
 
@@ -38,7 +44,7 @@ TRACE_CAPACITY = 4096
 MAX_NUM_SLOTS = 1 << 16
 SAMPLING_PARAMS_BYTES = 64  # blink_sampling_params of step.h
 LOGPROBS_BYTES = 44  # of a row: sampled_logprobs of step.h
-TOKEN_RECORD_BYTES = 8  # an output record without logprobs
+TOKEN_COUNT_BYTES = 4  # of each row and token id on a GPU, for penalties
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,7 +60,7 @@ class CaptureConfig:
     num_kv_pages: int | None = None
     num_front_ends: int = 1
     memory_budget_bytes: int | None = None
-    logprobs: bool | None = None  # room for them in the ring; None: where the target has them
+    logprobs: bool | None = None  # room for them in the ring; None: on the CPU
 
     def __post_init__(self) -> None:
         limits = {
@@ -70,11 +76,6 @@ class CaptureConfig:
             if value is not None and not 1 <= value <= limit:
                 option = f"--{name.replace('_', '-')}"
                 raise BlinkError(f"{option} is {value}; it goes from 1 to {limit}")
-        if self.logprobs and self.on_gpu:
-            raise BlinkError(
-                f"--logprobs: the sampler of {self.target} has none",
-                hint="leave it out, or compile with --target cpu",
-            )
 
     @property
     def on_gpu(self) -> bool:
@@ -92,14 +93,25 @@ class CaptureConfig:
         return abi.size_of("blink_output_record") if self.has_logprobs else TOKEN_RECORD_BYTES
 
     @property
+    def _changes_logits(self) -> bool:
+        """GPUs do it in the shared memory of a cluster of blocks, which began with Hopper."""
+        return not self.on_gpu or min(map(compute_capability, self.target.split(","))) >= 90
+
+    @property
     def sampler_features(self) -> int:
         """Return the BLINK_SAMPLER_* bits of the target's sampler."""
         names = ["TOP_K", "TOP_P", "MIN_P"]
-        if not self.on_gpu:
+        if self._changes_logits:
             names += ["PENALTIES", "LOGIT_BIAS", "MIN_TOKENS"]
         if self.has_logprobs:
             names.append("LOGPROBS")
         return sum(abi.constants()[f"BLINK_SAMPLER_{name}"] for name in names)
+
+
+def compute_capability(target: str) -> int:
+    """Return 90 of sm_90a; 0 of what names no GPU."""
+    digits = target.removeprefix("sm_").rstrip("af")
+    return int(digits) if digits.isdigit() else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,10 +237,8 @@ def budget_bytes(config: CaptureConfig) -> int:
         return config.memory_budget_bytes
     if not config.on_gpu:
         return 0
-    sizes = []
-    for target in config.target.split(","):
-        digits = "".join(c for c in target if c.isdigit())
-        sizes.append(GPU_MEMORY_BYTES.get(int(digits or 0), 80 * GIB))
+    capabilities = map(compute_capability, config.target.split(","))
+    sizes = [GPU_MEMORY_BYTES.get(capability, 80 * GIB) for capability in capabilities]
     return min(sizes) * USABLE_PERCENT // 100
 
 
@@ -271,7 +281,8 @@ def _assemble(
         kv_bytes=0,
         weight_bytes=num_weight_bytes,
         arena_bytes=arena.total_bytes,
-        step_bytes=_step_bytes(limits, pages_per_lane),
+        step_bytes=_step_bytes(limits, pages_per_lane)
+        + (limits.max_batch * spec.vocab_size * TOKEN_COUNT_BYTES if config.on_gpu else 0),
         graph_bytes=graph_bytes * sum(len(of_kind) for of_kind in keys.values()),
         budget_bytes=budget,
     )

@@ -376,25 +376,55 @@ class CudaKernels:
         )
         return [append, attention]
 
-    def sample(self, step: StepAddresses, logits: int, batch: int, vocab_size: int) -> list[Launch]:
-        """Return the sampling of every row: a cluster of blocks each, which hold the row."""
+    def sample(
+        self, step: StepAddresses, logits: int, counts: int, batch: int, vocab_size: int
+    ) -> list[Launch]:
+        """Return the sampling of every row: a cluster of blocks each, which hold the row.
+
+        Args:
+            step: where parameters are and results go; logprobs if there is a place for them.
+            logits: [batch, vocab_size].
+            counts: uint32 [batch, vocab_size], zero before and after; of tokens that penalties
+                look at.
+            batch: rows.
+            vocab_size: columns.
+        """
         blocks, threads = self.constant("sample_rows_blocks"), self.constant("sample_rows_threads")
         parts = blocks * threads // 32
         places = ceil_div(ceil_div(vocab_size, parts), 256) * 256  # RowPart::places
-        return [
+        sampling, state, ids = map(pointer, (step.sampling, step.state, step.sampled_ids))
+        vocab = c_int32(vocab_size)
+        launches = [
             Launch(
                 self.function("sample_rows"),
                 (blocks, batch, 1),
                 threads,
                 places * (threads // 32) * self.constant("sample_rows_element_bytes"),
-                (
-                    pointer(logits),
-                    pointer(step.sampling),
-                    pointer(step.sampled_ids),
-                    c_int32(vocab_size),
-                ),
+                (pointer(logits), sampling, state, pointer(counts), ids, vocab),
             )
         ]
+        if count_blocks := self.constant("sample_counts_blocks"):
+            launches.insert(
+                0,
+                Launch(
+                    self.function("sample_counts"),
+                    (count_blocks, batch, 1),
+                    self.constant("sample_counts_threads"),
+                    0,
+                    (sampling, state, pointer(counts), vocab),
+                ),
+            )
+        if step.sampled_logprobs:
+            launches.append(
+                Launch(
+                    self.function("sample_logprobs"),
+                    (batch, 1, 1),
+                    self.constant("sample_logprobs_threads"),
+                    0,
+                    (pointer(logits), sampling, ids, pointer(step.sampled_logprobs), vocab),
+                )
+            )
+        return launches
 
     def finish(self, step: StepAddresses) -> Launch:
         """Return the kernel that writes the completion word."""

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from blink_runtime.tensorrt_engines import TensorRtEngines
     from blinkc.capture.grid import GraphKey
 
-LAUNCH_LIST_FORMAT = 2  # grows when a kernel's name, grid or arguments change
+LAUNCH_LIST_FORMAT = 3  # grows when a kernel's name, grid or arguments change
 MAX_STREAM_ROWS = 16  # what gemv.cuh takes
 MAX_NARROW_ROWS = 64  # what narrow.cuh takes
 MIN_NARROW_ROWS = 9  # fewer rows stream faster through gemv.cuh
@@ -113,6 +113,9 @@ class CudaSteps:
                 most = max(_num_tokens(key) for key in keys)
                 for name, size in experts_scratch(_experts_shape(entry), most).items():
                     want(f"experts.{name}", size)
+            elif entry["op"] == "sample":
+                rows = max(key.batch for key in keys)
+                want("token counts", rows * self._launches["vocab_size"] * 4)
         for name, size in sizes.items():
             self._scratch[name] = DeviceBuffer(size, f"scratch ({name})")
             self._scratch[name].fill(0)
@@ -266,7 +269,8 @@ class CudaSteps:
             )
         if entry["op"] == "sample":
             vocab_size = self._launches["vocab_size"]
-            return kernels.sample(step, address(entry["logits"]), key.batch, vocab_size)
+            counts = self._scratch["token counts"].address
+            return kernels.sample(step, address(entry["logits"]), counts, key.batch, vocab_size)
         raise BlinkError(f"the launch list has an unknown operation {entry['op']!r}")
 
     def close(self) -> None:

@@ -118,6 +118,7 @@ class CudaTarget(Closing):
             max_batch=plan.max_batch,
             max_pages_per_lane=plan.max_pages_per_lane,
             page_size_tokens=plan.page_size_tokens,
+            has_logprobs=plan.has_logprobs,
         )
         self.kernels = CudaKernels(self.kernels_module, self.context.spec)
         # Where plans do all products, cuBLASLt need not be installed.

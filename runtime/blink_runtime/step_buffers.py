@@ -13,6 +13,7 @@ from blinkc.resources import include_folder
 _ALIGNMENT_BYTES = 256
 STATE_BYTES = 64
 SAMPLING_BYTES = 64  # blink_sampling_params
+LOGPROBS_BYTES = 44  # of a row: the chosen token's, and five pairs of id and logprob
 
 
 @cache
@@ -26,7 +27,7 @@ def buffer_fields() -> tuple[tuple[str, bool], ...]:
 
 
 class StepBuffers:
-    """All step buffers, zeroed."""
+    """All step buffers, zeroed. Without `has_logprobs` there is no place for them."""
 
     def __init__(
         self,
@@ -35,6 +36,7 @@ class StepBuffers:
         max_batch: int,
         max_pages_per_lane: int,
         page_size_tokens: int,
+        has_logprobs: bool = False,
     ) -> None:
         tokens, rows = max_step_tokens * 4, (max_batch + 1) * 4
         sizes = {
@@ -49,6 +51,7 @@ class StepBuffers:
             "page_table": rows * max_pages_per_lane,
             "sampling": (max_batch + 1) * SAMPLING_BYTES,
             "sampled_ids": rows,
+            "sampled_logprobs": max_batch * LOGPROBS_BYTES if has_logprobs else 0,
         }
         offsets, total = {}, 0
         for name, size in sizes.items():
@@ -58,8 +61,10 @@ class StepBuffers:
         self.memory.fill(0)
         self.offsets, self.sizes = offsets, sizes
         self.addresses = StepAddresses(
-            **{name: self.memory.address + offset for name, offset in offsets.items()},
-            sampled_logprobs=0,
+            **{
+                name: self.memory.address + offset if sizes[name] else 0
+                for name, offset in offsets.items()
+            },
             max_step_tokens=max_step_tokens,
             max_batch=max_batch,
             max_pages_per_lane=max_pages_per_lane,

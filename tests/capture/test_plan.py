@@ -251,6 +251,28 @@ def test_limits_follow_the_spec_when_not_given() -> None:
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
+@pytest.mark.parametrize(
+    ("target", "logprobs", "lacks"),
+    [
+        ("cpu", None, ()),
+        ("cpu", False, ("LOGPROBS",)),
+        ("sm_90a", None, ("LOGPROBS",)),
+        ("sm_90,sm_120", True, ()),
+        ("sm_89", True, ("PENALTIES", "LOGIT_BIAS", "MIN_TOKENS")),
+        ("sm_100,sm_80", None, ("PENALTIES", "LOGIT_BIAS", "MIN_TOKENS", "LOGPROBS")),
+    ],
+)
+def test_features_are_those_of_every_target(
+    target: str, logprobs: bool | None, lacks: tuple[str, ...]
+) -> None:
+    """The front end refuses by these bits what a sampler would ignore."""
+    config = CaptureConfig(target=target, logprobs=logprobs)
+    bits = {name: abi.constants()[name] for name in abi.constants() if "BLINK_SAMPLER_" in name}
+    found = {name for name, bit in bits.items() if not config.sampler_features & bit}
+    assert found == {f"BLINK_SAMPLER_{name}" for name in lacks}
+    assert config.output_record_bytes == (8 if "LOGPROBS" in lacks else 64)
+
+
 def test_ring_layout_equals_the_headers(tmp_path: Path) -> None:
     """Guards the one formula that stands in two languages."""
     fields = [

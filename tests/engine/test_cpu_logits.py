@@ -7,7 +7,6 @@ the same. The areas of the ring are arrays here, as the scheduler hands them ove
 from __future__ import annotations
 
 import ctypes
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from hypothesis import strategies as st
 from blinkc import abi
 from blinkc.codegen.compile_cpu import compile_cpu
 from tests.engine.test_cpu_kernels import kept_tokens
+from tests.reference.logits import adjusted, likeliest, log_softmax
 
 PENALTIES, LOGIT_BIAS, MIN_TOKENS = 2, 4, 8  # BLINK_SAMPLE_* of step.h
 MAX_VOCAB = 60
@@ -71,24 +71,6 @@ def adjust(
     return out
 
 
-def penalized(
-    logits: np.ndarray,
-    prompt: list[int],
-    output: list[int],
-    presence: float,
-    frequency: float,
-    repetition: float,
-) -> np.ndarray:
-    """The definition, token by token, in double precision."""
-    result = logits.astype(np.float64)
-    for token in set(prompt) | set(output):
-        x = result[token]
-        result[token] = x / repetition if x > 0 else x * repetition
-    for token, count in Counter(output).items():
-        result[token] -= frequency * count + presence
-    return result
-
-
 @st.composite
 def requests(draw: st.DrawFn) -> dict[str, Any]:
     vocab = draw(st.integers(2, MAX_VOCAB))
@@ -123,13 +105,8 @@ def test_all_of_them_in_order(kernels: ctypes.CDLL, r: dict[str, Any]) -> None:
         min_output_tokens=r["min_tokens"], num_stop_token_ids=len(r["stops"]),
         stop_token_ids=r["stops"],
     )  # fmt: skip
-    expected = penalized(
-        logits, r["prompt"], r["output"], r["presence"], r["frequency"], r["repetition"]
-    )
-    for token, value in r["bias"].items():
-        expected[token] += value
-    if len(r["output"]) < r["min_tokens"]:
-        expected[r["stops"]] = -np.inf
+    names = ("presence", "frequency", "repetition", "bias", "min_tokens", "stops")
+    expected = adjusted(logits, r["prompt"], r["output"], **{name: r[name] for name in names})
     np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-4)
 
 
@@ -216,12 +193,10 @@ def test_logprobs_equal_log_softmax(
     random = np.random.default_rng(seed)
     logits = (random.normal(0, 1, vocab) * scale).round(1).astype(np.float32)
     chosen = int(random.integers(0, vocab))
-    exact = logits.astype(np.float64)
-    exact -= exact.max() + np.log(np.exp(exact - exact.max()).sum())
-    order = np.lexsort((np.arange(vocab), -logits))[:num_top]
+    exact, order = log_softmax(logits), likeliest(logits, num_top)
     got, ids, values = logprobs(kernels, logits, chosen, num_top)
     assert got == pytest.approx(exact[chosen], rel=1e-5, abs=1e-5)
-    assert ids == order.tolist()
+    assert ids == order
     assert values == pytest.approx(exact[order].tolist(), rel=1e-5, abs=1e-5)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -85,8 +86,13 @@ def parameters() -> dict[str, int]:
     return {name: text.count(",") + 1 for name, text in found}
 
 
+@pytest.fixture(params=[True, False], ids=["logprobs", "none"])
+def has_logprobs(request: pytest.FixtureRequest) -> bool:
+    return bool(request.param)
+
+
 @pytest.fixture
-def made(monkeypatch: pytest.MonkeyPatch) -> tuple[CudaSteps, list[Any]]:
+def made(monkeypatch: pytest.MonkeyPatch, has_logprobs: bool) -> tuple[CudaSteps, list[Any]]:
     """Steps over fakes, and the list that collects what they put into the stream."""
     done: list[Any] = []
     monkeypatch.setattr(cuda_steps, "DeviceBuffer", FakeBuffer)
@@ -98,13 +104,17 @@ def made(monkeypatch: pytest.MonkeyPatch) -> tuple[CudaSteps, list[Any]]:
     products = SimpleNamespace(product=lambda *a: done.append(a[0]), choose=lambda *a: None)
     names = StepAddresses.__dataclass_fields__
     step = StepAddresses(**{**dict.fromkeys(names, 16), "page_size_tokens": 16})
+    if not has_logprobs:
+        step = replace(step, sampled_logprobs=0)
     addresses = ModelAddresses(arena=0x100000, weights=(256, 512, 768, 1024), kv_layers=(4096,))
     steps = CudaSteps(launch_list(), kernels, products, addresses, step, KEYS)  # type: ignore[arg-type]
     return steps, done
 
 
 @pytest.mark.parametrize("key", KEYS, ids=str)
-def test_every_argument_is_there(made: tuple[CudaSteps, list[Any]], key: GraphKey) -> None:
+def test_every_argument_is_there(
+    made: tuple[CudaSteps, list[Any]], key: GraphKey, has_logprobs: bool
+) -> None:
     steps, done = made
     steps.tune(key, None)  # type: ignore[arg-type]
     steps.enqueue(key, None)  # type: ignore[arg-type]
@@ -116,7 +126,8 @@ def test_every_argument_is_there(made: tuple[CudaSteps, list[Any]], key: GraphKe
         assert 1 <= item.block <= 1024
     names = [item.function.name for item in launches]
     assert names[0] == "norm"
-    assert names[-2:] == ["sample_rows", "finish_step"]
+    sampling = ["sample_counts", "sample_rows", *["sample_logprobs"] * has_logprobs]
+    assert names[-len(sampling) - 1 :] == [*sampling, "finish_step"]
     rows = key.seqlen if key.kind == "prefill" else key.batch
     assert launches[0].grid[0] == rows
     assert ("append_kv" in names) == (key.kind == "prefill")

@@ -227,7 +227,8 @@ def run_sampling(kernels: Harness, logits: torch.Tensor, params: list[SamplingPa
     ids = kernels.poisoned(len(params), dtype=torch.int32)
     kernels.of_previous(logits)
     step = PagedStep(kernels, [1], [1], 1, 64).addresses(device.data_ptr(), ids.data_ptr())
-    kernels.run(kernels.kernels.sample(step, logits.data_ptr(), len(params), logits.shape[1]))
+    counts = kernels.place(torch.zeros(logits.shape, dtype=torch.int32))
+    kernels.run(kernels.kernels.sample(step, logits.data_ptr(), counts.data_ptr(), *logits.shape))
     return ids.tolist()
 
 

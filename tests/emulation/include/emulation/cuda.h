@@ -94,6 +94,12 @@ N atomicAdd(N* p, N x) {
   *p = old + x;
   return old;
 }
+template <typename N>
+N atomicOr(N* p, N x) {
+  const N old = *p;
+  *p = old | x;
+  return old;
+}
 inline void __threadfence() {}
 
 inline void __syncthreads() { emulation::block_barrier(); }

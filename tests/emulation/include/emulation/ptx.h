@@ -104,6 +104,7 @@ Words load_global(const void* p) {
 }
 inline uint4 load_global16(const void* p) { return load_global<uint4>(p); }
 inline uint2 load_global8(const void* p) { return load_global<uint2>(p); }
+inline uint32_t load_of_ring(const uint32_t* p) { return load_global<uint32_t>(p); }
 inline void prefetch_to_l2(const void*) {}
 
 inline int thread_read_anew() { return static_cast<int>(threadIdx.x); }

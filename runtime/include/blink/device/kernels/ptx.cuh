@@ -169,6 +169,12 @@ __device__ __forceinline__ uint2 load_global8(const void* p) {
   asm volatile("ld.global.v2.u32 {%0,%1}, [%2];" : "=r"(r.x), "=r"(r.y) : "l"(p) : "memory");
   return r;
 }
+/* A word of the ring, which the host or a NIC may write (ld.relaxed.sys). */
+__device__ __forceinline__ uint32_t load_of_ring(const uint32_t* p) {
+  uint32_t word;
+  asm volatile("ld.relaxed.sys.u32 %0, [%1];" : "=r"(word) : "l"(p) : "memory");
+  return word;
+}
 __device__ __forceinline__ void prefetch_to_l2(const void* p) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
 }

@@ -6,12 +6,13 @@
  * prefix's last key is found by searching the bits of the order-preserving integer form of a logit,
  * two bits a pass. The token is drawn by inverting the cumulative sum of the kept weights in order
  * of id. All sums are formed in a fixed order. A row that holds NaN yields -1.
+ *
+ * Penalties, logit bias and minimum length come before all this: adjust_logits.cuh.
  */
 #ifndef BLINK_DEVICE_KERNELS_SAMPLING_CUH
 #define BLINK_DEVICE_KERNELS_SAMPLING_CUH
 
-#include "../../step.h"
-#include "sampling_row.cuh"
+#include "adjust_logits.cuh"
 
 namespace blink::kernels {
 
@@ -182,9 +183,10 @@ __device__ __forceinline__ void draw_token(const RowPart<T>& part,
 }
 
 /* Grid (kSampleBlocks, rows), a cluster a row; kSampleThreads threads; kSampleWarps parts of
- * `RowPart::places` values of dynamic shared memory. */
+ * `RowPart::places` values of dynamic shared memory. `counts` is what count_history made. */
 template <typename T>
 __device__ __forceinline__ void sample(const T* logits, const blink_sampling_params* sampling,
+                                       const blink_step_state* state, uint32_t* counts,
                                        int32_t* sampled_ids, int num_vocab) {
   extern __shared__ __align__(128) unsigned char held[];
   __shared__ SampleShared shared;
@@ -199,6 +201,14 @@ __device__ __forceinline__ void sample(const T* logits, const blink_sampling_par
   }
   if (threadIdx.x == 0) shared.turn = 0;
   const RowPart<T> part(logits, row, num_vocab, held);
+#if BLINK_HAS_CLUSTERS
+  if (params.flags & kAdjusts) {
+    if (const blink_sampling_history* history = history_of(state))
+      adjust_part(part, params, *history, counts + static_cast<int64_t>(row) * num_vocab);
+  }
+#else
+  static_cast<void>(state), static_cast<void>(counts);
+#endif
   float best_value = kMinusInf;
   int best_id = part.begin + lane * 8;  // ids ascend, so `>` keeps the lowest of equals
   bool nan = false;
@@ -235,7 +245,7 @@ __device__ __forceinline__ void sample(const T* logits, const blink_sampling_par
     if (leader) sampled_ids[row] = chosen;
     return;
   }
-  const float largest = to_float(logits[static_cast<int64_t>(row) * num_vocab + chosen]);
+  const float largest = float_of_key(static_cast<uint32_t>(best >> 32));
   draw_token(part, params, largest, shared, sampled_ids + row);
 }
 

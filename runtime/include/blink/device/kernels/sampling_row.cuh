@@ -18,6 +18,9 @@ __device__ __forceinline__ uint32_t ordered_key(float x) {
   const uint32_t bits = __float_as_uint(x + 0.0f);
   return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
 }
+__device__ __forceinline__ float float_of_key(uint32_t key) {
+  return __uint_as_float(key & 0x80000000u ? key ^ 0x80000000u : ~key);
+}
 
 /* How many leading bits of an ordered key a logit of this type can differ in. */
 template <typename T>
@@ -37,7 +40,11 @@ struct KeyBits<fp16> {
  * memory, where a lane takes 8 neighbours at a time. */
 template <typename T>
 struct RowPart {
-  const T* held;   // the part, in shared memory (a multiple of 256 places), or where the row lies
+#if BLINK_HAS_CLUSTERS
+  T* held;  // the part, in shared memory (a multiple of 256 places)
+#else
+  const T* held;  // where the row lies
+#endif
   int begin, end;  // ids
   int num_vocab;
 
