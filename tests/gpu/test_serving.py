@@ -125,14 +125,14 @@ def test_eight_at_once(server: GpuServer, checkpoint: Path, tokenizer: Any) -> N
     assert num_checked >= len(PROMPTS) - 2
 
 
-def test_unsupported_parameters_are_refused_by_name(server: GpuServer) -> None:
-    """Guards that what the GPU's sampler lacks is never silently ignored."""
-    for field, value in {"logprobs": 2, "frequency_penalty": 0.5, "logit_bias": {"5": 3}}.items():
-        answer = server.complete("Hello", 4, **{field: value})
-        if "error" in answer:
-            assert field in answer["error"]["message"]
-        else:
-            print(f"{field} is supported here")
+def test_what_changes_logits_is_honoured_or_refused(server: GpuServer, tokenizer: Any) -> None:
+    """Guards that no parameter is silently ignored: a bias decides, logprobs had no room."""
+    wanted = tokenizer.encode(" blue")[0]
+    answer = server.complete(PROMPTS[0], 3, logit_bias={str(wanted): 100})
+    assert answer["choices"][0]["text"] == tokenizer.decode([wanted] * 3)
+    answer = server.complete(PROMPTS[0], 3, logit_bias={str(wanted): 100}, stop=[" blue"])
+    assert answer["choices"][0]["text"] == ""
+    assert "logprobs" in server.complete("Hello", 4, logprobs=2)["error"]["message"]
 
 
 @pytest.mark.parametrize("state", ["idle", "prefilling", "decoding"])
