@@ -49,7 +49,7 @@ class ModelSource:
         config = self.path / "config.json"
         if not config.is_file():
             return True
-        return re.search(r"longrope|dynamic|\bsu\b", config.read_text(encoding="utf-8")) is not None
+        return re.search(rb"longrope|dynamic|\bsu\b", config.read_bytes()) is not None
 
     def tokenizer_files(self, override: Path | None) -> list[Path]:
         """Return the tokenizer's files: those of `--tokenizer`, else the ones beside the model."""
@@ -153,8 +153,8 @@ def _hub_folder(model: str) -> Path | None:
 def _checkpoint_digest(folder: Path) -> str:
     parts: list[object] = [hash_file(folder / "config.json")]
     parts += [(path.name, _safetensors_header(path)) for path in _weight_files(folder)]
-    generation = folder / "generation_config.json"
-    parts += [hash_file(generation)] if generation.is_file() else []
+    for name in ("generation_config.json", "model.safetensors.index.json"):
+        parts += [hash_file(folder / name)] if (folder / name).is_file() else []
     return digest_of(*parts)
 
 

@@ -54,7 +54,7 @@ def compile_model(
             "read",
             "reading the model",
             options=stages.read_options(config, run.files),
-            make=lambda folder: stages.read_model(config, build, folder, run.files),
+            make=lambda folder: stages.read_model(config, build, folder, run.files, progress),
         )
         run.stage(
             "segment",

@@ -72,12 +72,21 @@ def read_options(config: CompileConfig, files: WeightFiles) -> dict[str, Any]:
     }
 
 
-def read_model(config: CompileConfig, build: BuildFolder, folder: Path, files: WeightFiles) -> None:
+def read_model(
+    config: CompileConfig,
+    build: BuildFolder,
+    folder: Path,
+    files: WeightFiles,
+    progress: Progress | None = None,
+) -> None:
     """Read the model into one decoder graph; keep the tokenizer's files beside it."""
     source = find_model(config.model)
     if not source.is_onnx:  # an ONNX graph must be read first; the capture stage checks it
         _check_size(config)
     graph = _decoder_graph(config, source, build.path.resolve() / "weights")
+    if progress is not None:
+        for text in graph.spec.notes:
+            progress.note(f"note: {text}")
     save_graph(graph, folder, files)
     tokenizer = folder / "tokenizer"
     tokenizer.mkdir()

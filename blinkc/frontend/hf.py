@@ -63,10 +63,11 @@ def decoder_graph_from_hf(
         check_token_independence(hollow.model)
     model = export_decoder(hollow)
     graph_weights = _graph_weights(model)
-    weights = _find_weights(
+    weights, unused = _find_weights(
         checkpoint, hollow, graph_weights, dtype, random_weights_seed, cache_dir
     )
-    spec = _model_spec(checkpoint, config, model, dtype, limit, hollow.notes)
+    notes = (*hollow.notes, *_note_of_unused(unused))
+    spec = _model_spec(checkpoint, config, model, dtype, limit, notes)
     return DecoderGraph(spec=spec, model=model, weights=weights)
 
 
@@ -91,25 +92,35 @@ def _find_weights(
     dtype: str,
     seed: int | None,
     cache_dir: Path | None,
-) -> dict[str, WeightRef]:
+) -> tuple[dict[str, WeightRef], list[str]]:
+    """Return the weights and the names of the checkpoint's tensors that none of them takes."""
     from blinkc.frontend.hf_materialize import materialize_checkpoint
     from blinkc.frontend.hf_weights import (
         UnmappedError,
         random_references,
         references_from_checkpoint,
+        unused_tensors,
     )
 
     if seed is not None:
-        return random_references(graph_weights, hollow, seed)
+        return random_references(graph_weights, hollow, seed), []
     if checkpoint.gguf is None:
+        tensors = list_tensors(checkpoint.folder)
         try:
-            return references_from_checkpoint(
-                graph_weights, hollow, list_tensors(checkpoint.folder)
-            )
+            references = references_from_checkpoint(graph_weights, hollow, tensors)
+            return references, unused_tensors(hollow, tensors, references)
         except UnmappedError:
             pass  # transformers itself must do it
     tensors = materialize_checkpoint(checkpoint, dtype=dtype, cache_dir=cache_dir)
-    return references_from_checkpoint(graph_weights, hollow, tensors)
+    return references_from_checkpoint(graph_weights, hollow, tensors), []
+
+
+def _note_of_unused(names: list[str]) -> tuple[str, ...]:
+    if not names:
+        return ()
+    some = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
+    number = "a tensor" if len(names) == 1 else f"{len(names)} tensors"
+    return (f"{number} of the checkpoint have no use in the model of config.json: {some}",)
 
 
 def _model_spec(

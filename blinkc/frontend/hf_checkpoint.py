@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +9,7 @@ from typing import Any
 from blinkc.errors import BlinkError
 from blinkc.frontend.decoder_graph import WeightPart
 from blinkc.frontend.weights import SAFETENSORS_DTYPES, safetensors_header
+from blinkc.json_file import read_json_object, token_ids_from_json
 
 _HUB_PATTERNS = ["*.json", "*.safetensors", "*.jinja", "tokenizer*", "*.model", "*.txt"]
 
@@ -76,10 +75,13 @@ def read_config(checkpoint: Checkpoint) -> Any:
     gguf = {"gguf_file": checkpoint.gguf.name} if checkpoint.gguf else {}
     try:
         config = AutoConfig.from_pretrained(checkpoint.folder, local_files_only=True, **gguf)
-    except (ValueError, OSError, KeyError, ImportError) as error:
+    except Exception as error:  # each model checks its config by code of its own
+        is_code = "trust_remote_code" in str(error)
         raise BlinkError(
-            f"{where}: transformers cannot read this config: {error}",
-            hint="models that bring their own code are not run",
+            f"{where}: transformers cannot read this config: {_text_of(error)}",
+            hint="models that bring their own code are not run"
+            if is_code
+            else "it is damaged, or of a model that this version of transformers does not know",
         ) from error
     if not checkpoint.gguf and getattr(config, "quantization_config", None):
         raise BlinkError(
@@ -95,25 +97,36 @@ def read_config(checkpoint: Checkpoint) -> Any:
 
 
 def eos_token_ids(checkpoint: Checkpoint, config: Any) -> tuple[int, ...]:
-    """Read the ids that end an answer: those of generation_config.json, else the config's."""
+    """Read the ids that end an answer: those of generation_config.json, else the config's.
+
+    Raises:
+        BlinkError: generation_config.json is damaged, or an id is none.
+    """
     found = getattr(config, "eos_token_id", None)
+    where = "config.json"
     path = checkpoint.folder / "generation_config.json"
     if checkpoint.gguf is None and path.is_file():
-        found = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id", found)
-    ids: Sequence[Any] = found if isinstance(found, list) else [found]
-    return tuple(int(item) for item in ids if item is not None)
+        values = read_json_object(path)
+        if "eos_token_id" in values:
+            found, where = values["eos_token_id"], path.name
+    return token_ids_from_json(found, where)
 
 
 def list_tensors(folder: Path) -> dict[str, WeightPart]:
     """Name every tensor of a checkpoint's safetensors files, sharded or not.
 
     Raises:
-        BlinkError: there are none, or a shard is missing or damaged.
+        BlinkError: there are none, a shard is missing or damaged, or two hold the same tensor.
     """
     tensors: dict[str, WeightPart] = {}
     for path in _safetensors_files(folder):
         header, _ = safetensors_header(path)
         for key, entry in header.items():
+            if key in tensors:
+                raise BlinkError(
+                    f"tensor {key} lies in {tensors[key].path} and in {path}",
+                    hint="fetch the checkpoint again",
+                )
             dtype = SAFETENSORS_DTYPES.get(entry["dtype"], entry["dtype"])
             tensors[key] = WeightPart(
                 source="safetensors", key=key, shape=tuple(entry["shape"]), dtype=dtype, path=path
@@ -125,12 +138,14 @@ def _safetensors_files(folder: Path) -> list[Path]:
     index = folder / "model.safetensors.index.json"
     single = folder / "model.safetensors"
     if index.is_file():
-        try:
-            shards = sorted(
-                set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+        weight_map = read_json_object(index).get("weight_map")
+        names = list(weight_map.values()) if isinstance(weight_map, dict) else []
+        if not names or not all(isinstance(name, str) for name in names):
+            raise BlinkError(
+                f"{index} is no index of shards: its weight_map names no files",
+                hint="fetch the checkpoint again",
             )
-        except (ValueError, KeyError, AttributeError, TypeError) as error:
-            raise BlinkError(f"{index} is no index of shards: {error}") from error
+        shards = sorted(set(names))
         for shard in shards:
             if "/" in shard or not (folder / shard).is_file():
                 raise BlinkError(
@@ -149,3 +164,9 @@ def _safetensors_files(folder: Path) -> list[Path]:
         f"{folder} holds no model.safetensors",
         hint="with a config alone, ask for random weights (--random-weights SEED)",
     )
+
+
+def _text_of(error: Exception) -> str:
+    """Return what an error says; what Python raises by itself does not say enough alone."""
+    is_plain = isinstance(error, (ValueError, OSError, KeyError, ImportError))
+    return str(error) if is_plain else f"{type(error).__name__}: {error}"

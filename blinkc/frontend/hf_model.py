@@ -47,7 +47,9 @@ def hollow_model(config: Any, *, dtype: str, max_seqlen: int) -> HollowModel:
             model = AutoModelForCausalLM.from_config(
                 config, dtype=TORCH_DTYPES[dtype], attn_implementation=IMPLEMENTATION
             )
-    except (ValueError, KeyError, AttributeError, TypeError, ImportError) as error:
+    except BlinkError:
+        raise
+    except Exception as error:  # any model's own code, with any values of its config
         raise BlinkError(
             f"transformers cannot build a causal language model of type "
             f"`{getattr(config, 'model_type', '?')}` with attention of ours: {error}",
@@ -73,6 +75,7 @@ def hollow_model(config: Any, *, dtype: str, max_seqlen: int) -> HollowModel:
         name: array_from_tensor(buffer)
         for name, buffer in model.named_buffers(remove_duplicate=False)
     }
+    _check_frequencies(buffers)
     model.to("meta")
     return HollowModel(
         model=model, buffers=buffers, persistent=frozenset(persistent), tied=tied, notes=notes
@@ -87,6 +90,16 @@ def array_from_tensor(tensor: torch.Tensor) -> np.ndarray:
     if tensor.dtype == torch.bfloat16:
         return np.array(tensor.view(torch.int16).numpy().view(ml_dtypes.bfloat16))
     return np.array(tensor.numpy())
+
+
+def _check_frequencies(buffers: dict[str, np.ndarray]) -> None:
+    """Raise `BlinkError` where rope's parameters give no numbers; transformers warns at most."""
+    for name, value in buffers.items():
+        if name.endswith("inv_freq") and not np.isfinite(value).all():
+            raise BlinkError(
+                f"config.json: its rope parameters give frequencies that are no numbers ({name})",
+                hint="see rope_parameters (rope_scaling, rope_theta): factors must be positive",
+            )
 
 
 @contextmanager

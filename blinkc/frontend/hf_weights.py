@@ -7,6 +7,7 @@ layer). The same mapping is asked here; what references cannot express is left t
 
 from __future__ import annotations
 
+import re
 import zlib
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,6 +18,7 @@ import numpy as np
 from blinkc.errors import BlinkError
 from blinkc.frontend.decoder_graph import WeightPart, WeightRef
 from blinkc.frontend.hf_model import HollowModel
+from blinkc.frontend.weights import NUMPY_DTYPES
 
 
 class UnmappedError(Exception):
@@ -50,8 +52,30 @@ def references_from_checkpoint(
                 f"{[list(part.shape) for part in parts]} in the checkpoint",
                 hint="config.json and the weights do not belong together",
             )
+        _check_types(name, dtype, parts)
         references[name] = WeightRef(name=name, shape=shape, dtype=dtype, parts=parts)
     return references
+
+
+def unused_tensors(
+    hollow: HollowModel, tensors: dict[str, WeightPart], references: dict[str, WeightRef]
+) -> list[str]:
+    """Name the tensors of a checkpoint that no weight takes, but those that its model expects.
+
+    A config with fewer layers than the checkpoint, or without the biases that it holds, shows here.
+    """
+    used = {part.key for reference in references.values() for part in reference.parts}
+    tied = {name for names in hollow.tied.values() for name in names if len(names) > 1}
+    expected = getattr(hollow.model, "_keys_to_ignore_on_load_unexpected", None) or ()
+    patterns = [re.compile(pattern) for pattern in (*expected, r"rotary_emb\.inv_freq$")]
+    return [
+        key
+        for key in tensors
+        if key not in used
+        and key not in tied
+        and key not in hollow.buffers
+        and not any(pattern.search(key) for pattern in patterns)
+    ]
 
 
 def random_references(
@@ -88,6 +112,17 @@ def reference_from_array(name: str, value: np.ndarray) -> WeightRef:
         source="inline", key=name, shape=value.shape, dtype=dtype, inline=value.tobytes()
     )
     return WeightRef(name=name, shape=value.shape, dtype=dtype, parts=(part,))
+
+
+def _check_types(name: str, dtype: str, parts: Sequence[WeightPart]) -> None:
+    """Raise `BlinkError` where a checkpoint stores numbers of a type that is not read."""
+    floats = ("fp32", "fp16", "bf16")
+    for part in parts:
+        if part.dtype not in (floats if dtype in floats else NUMPY_DTYPES):
+            raise BlinkError(
+                f"tensor {part.key} in {part.path}, of weight {name}, has type {part.dtype}",
+                hint="quantized checkpoints are not supported: use one in fp32, fp16 or bf16",
+            )
 
 
 def _parts_of_tied(

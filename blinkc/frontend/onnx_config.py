@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from blinkc.errors import BlinkError
+from blinkc.json_file import token_ids_from_json
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,15 +47,13 @@ def read_model_facts(model_path: Path, config_path: Path | None) -> ModelFacts:
         if path.is_file():
             merged.update(_flattened(path))
     folder_name = model_path.resolve().parent.name
-    eos = merged.get("eos_token_id")
-    eos_ids = [eos] if isinstance(eos, int) else list(eos or ())
     positions = merged.get("max_position_embeddings") or merged.get("n_positions")
     return ModelFacts(
         name=str(merged.get("_name_or_path") or folder_name or model_path.stem),
         architecture=str(merged.get("model_type", "onnx")),
-        max_positions=int(positions) if positions else None,
-        bos_token_id=_single(merged.get("bos_token_id")),
-        eos_token_ids=tuple(int(item) for item in eos_ids),
+        max_positions=_single(positions, "max_position_embeddings") or None,
+        bos_token_id=_single(merged.get("bos_token_id"), "bos_token_id"),
+        eos_token_ids=token_ids_from_json(merged.get("eos_token_id"), "config.json"),
     )
 
 
@@ -62,7 +61,7 @@ def _flattened(path: Path) -> dict[str, Any]:
     """Read one file; genai_config.json keeps the same facts under `model` by other names."""
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BlinkError(f"{path}: not JSON: {error}") from error
     if not isinstance(values, dict):
         raise BlinkError(f"{path}: not a JSON object")
@@ -80,7 +79,9 @@ def _flattened(path: Path) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def _single(value: Any) -> int | None:
+def _single(value: Any, name: str) -> int | None:
     if isinstance(value, list):
-        return int(value[0]) if value else None
-    return None if value is None else int(value)
+        value = value[0] if value else None
+    if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
+        raise BlinkError(f"config.json: {name} is {value!r}", hint="it is a number")
+    return value

@@ -198,14 +198,15 @@ def external_range(tensor: onnx.TensorProto, path: Path) -> tuple[Path, int, int
     location = entries.get("location", "")
     folder = path.parent.resolve()
     target = path.parent / location
-    inside = not Path(location).is_absolute() and ".." not in Path(location).parts and location
-    resolved = target.resolve()
+    is_name = bool(location) and "\0" not in location
+    inside = is_name and not Path(location).is_absolute() and ".." not in Path(location).parts
+    resolved = target.resolve() if inside else target
     if not inside or not any(
         resolved.is_relative_to(allowed) for allowed in (folder, path.resolve().parent)
     ):
         raise BlinkError(
             f"{path}: external data of tensor '{tensor.name}' points outside the model's folder: "
-            f"'{location}'",
+            f"{location!r}",
             hint="keep external data beside the model file",
         )
     if not resolved.is_file():

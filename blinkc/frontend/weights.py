@@ -109,13 +109,21 @@ def safetensors_header(path: Path) -> tuple[dict[str, Any], int]:
         header.pop("__metadata__", None)
         for name, entry in header.items():
             begin, end = entry["data_offsets"]
+            if not isinstance(entry["dtype"], str) or not _is_shape(entry["shape"]):
+                raise ValueError(f"tensor {name} has no type or no shape")
             if not 0 <= begin <= end <= size_bytes - 8 - header_bytes:
                 raise ValueError(f"tensor {name} leaves the file")
-    except (OSError, ValueError, KeyError, TypeError, struct.error) as error:
+    except (
+        OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, struct.error,
+    ) as error:  # fmt: skip
         raise BlinkError(
             f"{path} is not a whole safetensors file: {error}", hint="fetch the checkpoint again"
         ) from error
     return header, 8 + header_bytes
+
+
+def _is_shape(value: Any) -> bool:
+    return isinstance(value, list) and all(type(size) is int and size >= 0 for size in value)
 
 
 @lru_cache(maxsize=64)

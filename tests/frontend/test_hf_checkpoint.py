@@ -15,7 +15,12 @@ from blinkc.frontend.hf import decoder_graph_from_hf
 from blinkc.frontend.hf_checkpoint import list_tensors
 from blinkc.frontend.hf_interfaces import interfaces
 from blinkc.frontend.hf_model import HollowModel, hollow_model
-from blinkc.frontend.hf_weights import GraphWeights, random_references, references_from_checkpoint
+from blinkc.frontend.hf_weights import (
+    GraphWeights,
+    random_references,
+    references_from_checkpoint,
+    unused_tensors,
+)
 from blinkc.frontend.weights import read_weight
 from tests.frontend.hf_models import make_config, save_tiny_model
 
@@ -81,6 +86,87 @@ def test_shard_that_leaves_the_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
     with pytest.raises(BlinkError, match="not there"):
         list_tensors(tmp_path)
+
+
+def test_tensor_in_two_shards_is_refused(tmp_path: Path) -> None:
+    # Guards: the last one won, whichever the index names.
+    from safetensors.numpy import save_file
+
+    for name in ("a", "b"):
+        save_file(
+            {"w": np.zeros(1, np.float32), name: np.zeros(1)}, tmp_path / f"{name}.safetensors"
+        )
+    index = {"weight_map": {"w": "a.safetensors", "b": "b.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(BlinkError, match="tensor w lies in"):
+        list_tensors(tmp_path)
+
+
+@pytest.mark.parametrize("weight_map", [{"w": 1}, {}, None, ["a.safetensors"]])
+def test_index_without_names_of_files_is_refused(weight_map: object, tmp_path: Path) -> None:
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": weight_map}))
+    with pytest.raises(BlinkError, match="is no index of shards"):
+        list_tensors(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        '{"w": {"shape": [1], "data_offsets": [0, 0]}}',
+        '{"w": {"dtype": "F32", "data_offsets": [0, 0]}}',
+        '{"w": {"dtype": ["F32"], "shape": [1], "data_offsets": [0, 0]}}',
+        '{"w": {"dtype": "F32", "shape": [-1], "data_offsets": [0, 0]}}',
+        '{"w": {"dtype": "F32", "shape": "ab", "data_offsets": [0, 0]}}',
+        "[]",
+        '"w"',
+        "[" * 100_000,
+    ],
+    ids=range(8),
+)
+def test_damaged_header_is_refused(header: str, tmp_path: Path) -> None:
+    data = len(header).to_bytes(8, "little") + header.encode()
+    (tmp_path / "model.safetensors").write_bytes(data)
+    with pytest.raises(BlinkError, match="not a whole safetensors file"):
+        list_tensors(tmp_path)
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float64, torch.int8, torch.int32])
+def test_numbers_of_other_types_are_refused(dtype: torch.dtype, tmp_path: Path) -> None:
+    # Guards: it was said when the bundle was written, after the whole compilation; int32, which
+    # holds packed weights, was taken for numbers.
+    from safetensors.torch import load_file, save_file
+
+    config = make_config("llama")
+    save_tiny_model(config, tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors["lm_head.weight"] = tensors["lm_head.weight"].to(dtype)
+    save_file(tensors, tmp_path / "model.safetensors")
+    hollow = _hollow(config)
+    with pytest.raises(BlinkError, match=r"tensor lm_head\.weight .* has type"):
+        references_from_checkpoint(_all_weights(hollow), hollow, list_tensors(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "name", ["llama", "llama-tied-bias", "qwen3-moe", "mixtral", "granite-moe"]
+)
+def test_all_tensors_of_a_checkpoint_are_used(name: str, tmp_path: Path) -> None:
+    config = make_config(name)
+    save_tiny_model(config, tmp_path)
+    hollow, tensors = _hollow(config), list_tensors(tmp_path)
+    references = references_from_checkpoint(_all_weights(hollow), hollow, tensors)
+    assert unused_tensors(hollow, tensors, references) == []
+
+
+def test_tensors_without_a_use_are_noted(tmp_path: Path) -> None:
+    # Guards: a config with fewer layers than the checkpoint gave another model without a word.
+    config = make_config("llama")
+    save_tiny_model(config, tmp_path)
+    config.num_hidden_layers -= 1
+    config.save_pretrained(tmp_path)
+    graph = decoder_graph_from_hf(str(tmp_path), dtype="fp32", max_seqlen=64)
+    (note,) = graph.spec.notes
+    assert f"model.layers.{config.num_hidden_layers}." in note
 
 
 def test_missing_tensor_is_named(tmp_path: Path) -> None:

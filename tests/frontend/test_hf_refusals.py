@@ -12,6 +12,7 @@ import torch
 from blinkc.errors import BlinkError
 from blinkc.frontend.hf import decoder_graph_from_hf
 from blinkc.frontend.hf_interfaces import MaskMarker, attend, interfaces, mark_mask
+from blinkc.model_source import find_model
 from tests.frontend.hf_models import make_config
 
 _TINY = {"vocab_size": 96, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -64,6 +65,71 @@ def test_quantized_checkpoint_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(BlinkError, match="quantized"):
         _compile(tmp_path)
+
+
+_ODD: dict[str, dict[str, Any] | str] = {
+    "size of heads": {"head_dim": 0},
+    "number of heads": {"num_attention_heads": 0},
+    "text for a number": {"num_hidden_layers": "2"},
+    "null for a number": {"rms_norm_eps": None},
+    "list for an object": {"rope_parameters": [1]},
+    "text for an id": {"eos_token_id": "</s>"},
+    "no object": "null",
+    "nested deeply": "[" * 100_000,
+}
+
+
+@pytest.mark.parametrize("name", _ODD)
+def test_odd_config_is_refused_by_name(name: str, tmp_path: Path) -> None:
+    # Guards: each model checks its config by code of its own, which raises whatever it likes.
+    odd = _ODD[name]
+    text = odd if isinstance(odd, str) else json.dumps(make_config("llama").to_dict() | odd)
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(BlinkError) as refusal:
+        _compile(tmp_path)
+    assert refusal.value.hint
+
+
+def test_config_that_is_no_utf8_is_refused(tmp_path: Path) -> None:
+    # Guards: whether it scales rope is asked before transformers reads it.
+    (tmp_path / "config.json").write_bytes(b'{"model_type": "\xe9", "rope_type": "longrope"}')
+    assert find_model(str(tmp_path)).depends_on_seqlen()
+    with pytest.raises(BlinkError, match=r"config\.json"):
+        _compile(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "rope",
+    [
+        {"rope_type": "linear", "factor": 0},
+        {"rope_type": "default", "rope_theta": 0.0},
+    ],
+    ids=lambda rope: rope["rope_type"],
+)
+def test_rope_without_numbers_is_refused(rope: dict[str, Any], tmp_path: Path) -> None:
+    # Guards: transformers warns at most; that all logits are nan showed after the compilation.
+    config = make_config("llama").to_dict()
+    config["rope_parameters"] = {"rope_theta": 10000.0} | rope
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(BlinkError, match="inv_freq"):
+        _compile(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"eos_token_id": "a"}', '{"eos_token_id": [true]}'])
+def test_damaged_generation_config_is_named(text: str, tmp_path: Path) -> None:
+    make_config("llama").save_pretrained(tmp_path)
+    (tmp_path / "generation_config.json").write_text(text)
+    with pytest.raises(BlinkError, match=r"generation_config\.json"):
+        _compile(tmp_path)
+
+
+def test_negative_id_ends_nothing(tmp_path: Path) -> None:
+    # Guards: -1, which some configs have for none, became an id that no manifest takes.
+    from blinkc.frontend.hf_checkpoint import Checkpoint, eos_token_ids
+
+    checkpoint = Checkpoint(name="m", folder=tmp_path)
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [-1, 3]}')
+    assert eos_token_ids(checkpoint, make_config("llama")) == (3,)
 
 
 def test_pickled_weights_are_refused_with_a_way_out(tmp_path: Path) -> None:

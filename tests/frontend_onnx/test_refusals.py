@@ -66,7 +66,9 @@ def test_missing_file(tmp_path: Path) -> None:
     refuse(tmp_path / "nothing.onnx", "no such ONNX file")
 
 
-@pytest.mark.parametrize("location", ["../outside.data", "/etc/passwd", "a/../../outside.data", ""])
+@pytest.mark.parametrize(
+    "location", ["../outside.data", "/etc/passwd", "a/../../outside.data", "", "a\0b"]
+)
 def test_external_data_leaves_the_folder(tmp_path: Path, location: str) -> None:
     folder = tmp_path / "model"
     folder.mkdir()
