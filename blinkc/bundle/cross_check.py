@@ -101,6 +101,12 @@ def _load(folder: Path) -> Any:
     # torch follows the affinity mask, and no container's quota.
     torch.set_num_threads(min(torch.get_num_threads(), usable_cores()))
     transformers.utils.logging.disable_progress_bar()
-    return transformers.AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float32, local_files_only=True
-    ).eval()
+    try:
+        return transformers.AutoModelForCausalLM.from_pretrained(
+            folder, dtype=torch.float32, local_files_only=True
+        ).eval()
+    except Exception as error:  # any model's own code
+        raise BlinkError(
+            f"transformers cannot load {folder}: {type(error).__name__}: {error}",
+            hint="mend the checkpoint, or do without the comparison: --no-cross-check",
+        ) from error

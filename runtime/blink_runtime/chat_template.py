@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 _COUNTED_ON = (
     "tool_calls", "function_call", "prefix", "partial", "images", "videos", "audio",
 )  # fmt: skip
+# Above what a body of the default limit becomes: a template that multiplies its input would keep
+# the tokenizer busy for minutes, and other chats waiting.
+_MAX_CHARACTERS = 32 << 20
 _RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
 
 
@@ -51,7 +54,8 @@ class ChatTemplate:
             tree = environment.parse(source)
             names = jinja2.meta.find_undeclared_variables(tree)
             self._template = environment.from_string(source)
-        except jinja2.TemplateError as error:
+        # The last two come of one that is nested too deeply.
+        except (jinja2.TemplateError, RecursionError, SyntaxError) as error:
             raise ChatTemplateError(f"the chat template does not compile: {error}") from error
         # Jinja copies the globals once a rendering: from a plain dict that costs a third.
         self._template.globals = dict(self._template.globals)
@@ -96,9 +100,17 @@ class ChatTemplate:
             "add_generation_prompt": add_generation_prompt,
         }
         try:
-            return self._template.render(context)
+            text = self._template.render(context)
+            text.encode()  # halves of characters, which nothing behind here takes
         except Exception as error:  # a template is a program: whatever it raises, it refuses
-            raise ChatTemplateError(f"the chat template refused the messages: {error}") from error
+            said = str(error).encode(errors="backslashreplace").decode()
+            raise ChatTemplateError(f"the chat template refused the messages: {said}") from error
+        if len(text) > _MAX_CHARACTERS:
+            raise ChatTemplateError(
+                f"the chat template makes {len(text)} characters of the messages; at most "
+                f"{_MAX_CHARACTERS} are allowed"
+            )
+        return text
 
     def _refuse_unread(self, messages: list[dict[str, Any]]) -> None:
         for number, message in enumerate(messages):

@@ -248,3 +248,11 @@ def test_graphs_are_planned_as_they_are_made(model: Path, tmp_path: Path) -> Non
     assert planned.keys == made.keys
     assert planned.memory.graph_bytes == made.memory.graph_bytes > 0
     assert planned.memory.arena_bytes == made.memory.arena_bytes
+
+
+def test_checkpoint_that_transformers_cannot_load_is_named(tmp_path: Path) -> None:
+    # Guards: a traceback of transformers' own code, after the whole compilation.
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(BlinkError, match="transformers cannot load") as refusal:
+        cross_check(tmp_path, [1], [2])
+    assert "--no-cross-check" in refusal.value.hint

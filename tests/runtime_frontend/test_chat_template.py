@@ -170,6 +170,9 @@ def test_what_a_template_would_drop_is_refused(name: str, value: Any) -> None:
         "{{ 1 / 0 }}",
         "{{ 'x' * 10 ** 12 }}",
         "{% for i in range(10 ** 9) %}x{% endfor %}",
+        "{{ '\\ud800' }}",  # half a character: no tokenizer takes it
+        "{{ raise_exception('\\ud800') }}",
+        "{{ 'x' * (2 ** 25 + 1) }}",
     ],
 )
 def test_what_a_template_may_not_do(source: str) -> None:
@@ -177,9 +180,21 @@ def test_what_a_template_may_not_do(source: str) -> None:
         ChatTemplate(source, {}).render(CHATS[0])
 
 
-def test_a_text_that_is_no_template() -> None:
+def test_a_refusal_can_be_told() -> None:
+    # Guards: half a character in it left the client with "std::bad_cast".
+    with pytest.raises(ChatTemplateError) as refusal:
+        ChatTemplate("{{ raise_exception('\\ud800') }}", {}).render(CHATS[0])
+    assert str(refusal.value).encode().endswith(b"\\ud800")
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["{% for %}", "{{ " + "(" * 3000 + "1" + ")" * 3000 + " }}", "{% if 1 %}" * 400],
+    ids=["syntax", "parentheses", "blocks"],
+)
+def test_a_text_that_is_no_template(source: str) -> None:
     with pytest.raises(ChatTemplateError, match="does not compile"):
-        ChatTemplate("{% for %}", {})
+        ChatTemplate(source, {})
 
 
 def test_date() -> None:
