@@ -56,7 +56,7 @@ class BuildFolder(Closing):
 
     def _create(self) -> None:
         is_other = self.path.exists() and not self._marker.is_file()
-        if is_other and (not self.path.is_dir() or any(self.path.iterdir())):
+        if is_other and (not self.path.is_dir() or any(map(_is_foreign, self.path.iterdir()))):
             raise BlinkError(
                 f"{self.path} exists and is not a build", hint="choose an empty folder for -o"
             )
@@ -134,6 +134,10 @@ class BuildFolder(Closing):
             text = json.dumps(record, indent=1, sort_keys=True)
             write_atomically(temporary / RECORD_NAME, text.encode())
             replace_folder(temporary, self.path / stage)
+        except OSError as error:
+            error.filename = error.filename or str(self.path)  # of a write nothing names the file
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
             raise
@@ -141,6 +145,11 @@ class BuildFolder(Closing):
     def close(self) -> None:
         """Let others work in the folder."""
         self._lock.close()
+
+
+def _is_foreign(path: Path) -> bool:
+    """Return whether a file is none of a build that another blinkc begins, or died beginning."""
+    return path.name != ".lock" and not path.name.startswith(".build.json.")
 
 
 def replace_folder(new: Path, place: Path) -> None:

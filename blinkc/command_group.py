@@ -53,7 +53,9 @@ class CommandGroup(click.Group):
 
 
 def _text_of(error: OSError) -> str:
-    """Return what the system said, after the file where it names one."""
+    """Return what the system said, after the file, or the two of a copy, where it names them."""
     if not error.strerror:
         return str(error)
+    if error.filename2:  # either may be at fault: a full disk is the second one's
+        return f"{error.filename} -> {error.filename2}: {error.strerror}"
     return f"{error.filename}: {error.strerror}" if error.filename else error.strerror

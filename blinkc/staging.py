@@ -27,6 +27,9 @@ def staging_folder(output: Path) -> Iterator[Path]:
     try:
         with _lock(staging):
             yield staging
+    except OSError as error:
+        error.filename = error.filename or str(output)  # of a write nothing names the file
+        raise
     finally:
         shutil.rmtree(staging, ignore_errors=True)
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import signal
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 from blinkc.staging import staging_folder
 
@@ -37,3 +40,11 @@ def test_a_run_that_goes_on_keeps_its_own(tmp_path: Path) -> None:
     with staging_folder(tmp_path / "b") as first, staging_folder(tmp_path / "b") as second:
         assert first != second
         assert first.is_dir()
+
+
+def test_write_without_a_name_names_the_output(tmp_path: Path) -> None:
+    # Guards: "No space left on device" alone leaves open of two places which one is full.
+    with pytest.raises(OSError, match="No space") as full, staging_folder(tmp_path / "b"):
+        raise OSError(errno.ENOSPC, "No space left on device")
+    assert full.value.filename == str(tmp_path / "b")
+    assert not list(tmp_path.iterdir())

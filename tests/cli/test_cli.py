@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -9,12 +10,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 from click.testing import CliRunner
 
 from blinkc import model_facts
 from blinkc.cli import main
-from blinkc.command_group import EXIT_USER_ERROR
+from blinkc.command_group import EXIT_USER_ERROR, CommandGroup
 from blinkc.config import CompileConfig, bytes_from_text
 from blinkc.errors import BlinkError
 from blinkc.model_facts import ModelFacts
@@ -118,6 +120,20 @@ def test_folder_that_may_not_be_written_is_no_traceback() -> None:
     assert code == EXIT_USER_ERROR and "Traceback" not in output
     result = CliRunner().invoke(main, ["extract", "/proc/self/mem", "-o", "/proc/x"])
     assert result.exit_code == EXIT_USER_ERROR
+
+
+def test_failed_copy_names_both_files() -> None:
+    # Guards: of a full disk the error named the file that was read.
+    @click.group(cls=CommandGroup, program="p")
+    def group() -> None:
+        pass
+
+    @group.command("copy")
+    def copy() -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", "from", None, "to")
+
+    result = CliRunner().invoke(group, ["copy"])
+    assert result.output == "p: from -> to: No space left on device\n"
 
 
 @pytest.fixture

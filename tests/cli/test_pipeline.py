@@ -21,6 +21,7 @@ from blinkc.codegen import compile_cuda
 from blinkc.config import STAGES, CompileConfig
 from blinkc.engine import build_engines
 from blinkc.errors import BlinkError
+from blinkc.model_source import find_model
 from tests.cli import fake_stages
 from tests.cli.fake_stages import config_for, make_model
 
@@ -253,6 +254,33 @@ def test_stage_that_fails_leaves_the_old_artifact(
 def test_two_compiles_in_one_build_are_refused(model: Path, tmp_path: Path) -> None:
     with BuildFolder(tmp_path / "build"), pytest.raises(BlinkError, match="another blinkc"):
         run(config_for(model), tmp_path / "build")
+
+
+def test_another_index_of_shards_is_another_model(model: Path) -> None:
+    # Guards: the stage was taken from the cache though the index names other shards.
+    before = find_model(str(model)).digest
+    (model / "model.safetensors.index.json").write_text('{"weight_map": {}}')
+    assert find_model(str(model)).digest != before
+
+
+@pytest.mark.parametrize("name", [".lock", ".build.json.4711"])
+def test_folder_that_another_begins_is_a_build(name: str, tmp_path: Path) -> None:
+    # Guards: of two compiles at once the later one said that the folder is no build.
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / name).touch()
+    with BuildFolder(tmp_path / "b"):
+        pass
+
+
+def test_write_without_a_name_names_the_folder(tmp_path: Path) -> None:
+    # Guards: "No space left on device" alone leaves open of three places which one is full.
+    with (
+        BuildFolder(tmp_path / "b") as build,
+        pytest.raises(OSError, match="No space") as full,
+        build.write_stage("read", inputs_digest="", follows="", tools={}),
+    ):
+        raise OSError(errno.ENOSPC, "No space left on device")
+    assert full.value.filename == str(tmp_path / "b")
 
 
 def test_model_that_is_not_there_leaves_no_folder(tmp_path: Path) -> None:
