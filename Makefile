@@ -70,9 +70,10 @@ system-packages:
 
 $(VENV)/.installed: pyproject.toml | system-packages
 	$(PYTHON) -m venv $(VENV)
+	@echo "installing torch: about a minute"
 	$(BIN)/pip install -q $(TORCH)
 	$(BIN)/pip install -q "scikit-build-core>=0.10" "nanobind>=2.4"
-	@echo "compiling the native module: about three minutes on two cores"
+	@echo "installing packages and compiling the native module: about four minutes on two cores"
 	$(BIN)/pip install -q --no-build-isolation -e ".[compile,cuda,demo]"
 	@touch $@
 

@@ -88,7 +88,7 @@ def tokenize(bundle: Path, text: str | None, decode: bool, pieces: bool) -> None
 
 @main.command()
 @click.option("--ring", "ring_name", help="Name of the ring; default: the only one running.")
-@click.option("--once", is_flag=True, help="Print one view and end.")
+@click.option("--once", is_flag=True, help="Print one view and end, as into a file or pipe.")
 @click.option(
     "--interval",
     default=0.5,

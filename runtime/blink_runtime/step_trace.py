@@ -78,9 +78,14 @@ def run_trace(ring_name: str | None, output: Path, seconds: float) -> None:
     ring, name = open_ring(ring_name)
     stop = threading.Event()
     with output.open("w", encoding="utf-8") as file:  # before the watch, which would be for nothing
+        click.echo(f"recording {name} for {seconds:g} s; Ctrl-C ends it", err=True)
         previous = signal.signal(signal.SIGINT, lambda *_: stop.set())
         try:
             recording = record(ring, seconds, stop)
+        except BaseException:
+            if output.is_file():
+                output.unlink()
+            raise
         finally:
             signal.signal(signal.SIGINT, previous)
         file.write(json.dumps(trace_document(recording, name)))
@@ -241,7 +246,8 @@ def describe(recording: Recording) -> str:
         times = sorted(s.end_ns - s.start_ns for s in recording.steps if s.kind == kind)
         if times:
             median = times[len(times) // 2] / 1e6
-            parts.append(f"{len(times)} {name} steps (median {median:.3g} ms)")
+            noun = "step" if len(times) == 1 else "steps"
+            parts.append(f"{len(times)} {name} {noun} (median {median:.3g} ms)")
     if not parts:
         parts.append("no steps: the server was idle")
     if recording.num_missed:

@@ -37,7 +37,7 @@ class Sample:
 
 
 def run_top(ring_name: str | None, *, once: bool, interval_s: float) -> None:
-    """Print the view once, or redraw it until interrupted.
+    """Print the view once, as also where no terminal shows it, or redraw it until interrupted.
 
     Raises:
         BlinkError: there is no such ring, or several and none was named.
@@ -49,7 +49,7 @@ def run_top(ring_name: str | None, *, once: bool, interval_s: float) -> None:
             time.sleep(interval_s)
             sample = take_sample(ring)
             lines = render(ring, name, previous, sample)
-            if once:
+            if once or not sys.stdout.isatty():
                 click.echo("\n".join(lines))
                 return
             sys.stdout.write("\x1b[H\x1b[J" + "\n".join(lines) + "\n")

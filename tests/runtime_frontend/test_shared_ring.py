@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from blink_runtime.top import run_top
 from blinkc.errors import BlinkError
 
 _native = pytest.importorskip("blink_runtime._native", reason="the native module is not built")
@@ -55,6 +56,13 @@ def test_what_a_dead_server_left_is_no_ring_to_watch() -> None:
         assert "from a server that died" in done.output
     finally:
         path.unlink(missing_ok=True)
+
+
+def test_a_view_into_a_pipe_ends(capsys: pytest.CaptureFixture[str]) -> None:
+    """The bug: without a terminal it was redrawn for ever."""
+    ring = create_ring(NAME, ring_sizes())
+    run_top(ring.name, once=False, interval_s=0.01)
+    assert capsys.readouterr().out.count(f"ring {NAME}") == 1
 
 
 def test_the_ring_of_another_user_is_told_from_none(monkeypatch: pytest.MonkeyPatch) -> None:
