@@ -54,6 +54,12 @@ wait
 """
 
 
+def heed_signals() -> None:
+    """In a child: end by what the tests' own process may ignore, under nohup or in background."""
+    for number in (signal.SIGHUP, signal.SIGINT):
+        signal.signal(number, signal.SIG_DFL)
+
+
 class Compile(Closing):
     """`blinkc compile` in a process of its own, whose compiler never ends."""
 
@@ -76,6 +82,7 @@ class Compile(Closing):
             env={**self.environment, "CXX": str(compiler)},
             stderr=subprocess.PIPE,
             text=True,
+            preexec_fn=heed_signals,
         )
         try:
             self.wait_for_compiler()
