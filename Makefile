@@ -29,7 +29,7 @@ demo: $(BUNDLE)/manifest.json
 	$(BIN)/python examples/01_smollm2/ask.py $(BUNDLE) "What is the capital of France?"
 
 test: $(VENV)/.dev $(BUNDLE)/manifest.json
-	$(BIN)/python -m pytest -m "not gpu and not trt and not slow" -n 2 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m "not gpu and not trt and not slow" -n 2 --dist loadfile $(PYTEST_ARGS)
 
 test-slow: $(VENV)/.clients $(BUNDLE)/manifest.json
 	$(BIN)/python -m pytest -m "slow and not gpu" $(PYTEST_ARGS)
@@ -80,7 +80,7 @@ $(VENV)/.installed: pyproject.toml | system-packages
 $(VENV)/.dev: $(VENV)/.installed
 	@.ci/system-packages $(foreach package,$(TEST_PACKAGES),'$(package)')
 	$(BIN)/pip install -q "cffi>=1.16" "httpx>=0.27" "hypothesis>=6" "mypy>=1.15" "pytest>=8" \
-	  "pytest-timeout>=2" "pytest-xdist>=3.7" "ruff>=0.9" "clang-format==18.1.8"
+	  "pytest-timeout>=2" "pytest-xdist>=3" "ruff>=0.9" "clang-format==18.1.8"
 	$(if $(TENSORRT_RTX),$(BIN)/pip install -q $(TENSORRT_RTX))
 	@touch $@
 

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
-
-import pytest
 
 # Before torch is loaded. Its threads spin at barriers: where two workers share two cores, one waits
 # for a thread of its own that the other keeps from running: a model is thirty times slower.
@@ -31,16 +28,3 @@ else:
     settings.register_profile("fixed", common, derandomize=True)
     settings.register_profile("random", common)
     settings.load_profile("fixed")
-
-# Files of few but long tests, which would keep one worker busy while the other has nothing left.
-_FIRST = ("rdma", "e2e", "dpu", "fuzz", "examples", "tokenizer", "runtime_frontend")
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with what takes longest; with --no-loadscope-reorder workers take files in order."""
-
-    def place(item: pytest.Item) -> int:
-        folders = item.path.parts[len(Path(__file__).parent.parts) :]
-        return _FIRST.index(folders[0]) if folders[0] in _FIRST else len(_FIRST)
-
-    items.sort(key=place)
