@@ -67,8 +67,9 @@ def test_client_that_leaves_at_every_byte(make_server: Callable[..., Server]) ->
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
             connection.sendall(post(stream_body("hello")))
             received = 0
-            while received < size:
-                received += len(connection.recv(size - received))
+            # Tokens that come together share an event: this answer may be shorter than the first.
+            while received < size and (piece := connection.recv(size - received)):
+                received += len(piece)
     server.wait_until_empty()
     wait_for(lambda: server.front_end.stats()["requests_running"] == 0, "requests to end")
     wait_for(lambda: server.front_end.stats()["connections_open"] <= 1, "connections to end")
