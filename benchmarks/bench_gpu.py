@@ -21,6 +21,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from urllib.request import urlopen
 
 from benchmarks import host_facts
 from benchmarks.gpu_bars import BARS, judge
@@ -36,8 +37,10 @@ from benchmarks.server_process import (
 from benchmarks.write_weights import forget_pages, write_weights
 
 PEAK_BYTES_PER_S = 4.3e12  # copy, read + write, one H200
-FRONT_END_THREADS = ("blink-net", "blink-rea", "blink-det", "blink-pre", "blink-ste", "blink-log")
-HOST_LOAD_REQUESTS = 500  # of a segment; two segments of each state
+HOST_LOAD_REQUESTS = 500  # of a segment
+HOST_LOAD_ROUNDS = 4  # idle and loaded segments of each kind
+MILLION = 1_000_000  # decode steps of the small model
+MILLION_TOKENS = 4000  # of one of its requests
 PLACEMENTS = ("chained", "persistent", "host")
 COMPARE_KEYS = "decode:1:512:200,decode:16:2048:1100,prefill:1:512:512,prefill:1:2048:2048"
 
@@ -217,7 +220,10 @@ def part_host_load(run: Run) -> dict[str, Any]:
         prompt_tokens=32, output_tokens=32, rate_per_s=46.0, vocab_size=32000,
     )  # fmt: skip
     return bench_host_load.run(
-        gpu_server(run.models / "llama8b", "chained"), load, rounds=2, contrast_rounds=1
+        gpu_server(run.models / "llama8b", "chained"),
+        load,
+        rounds=2 if run.is_quick else HOST_LOAD_ROUNDS,
+        contrast_rounds=1,
     )
 
 
@@ -263,19 +269,66 @@ def graphs_said(lines: Sequence[str]) -> dict[str, float]:
     return {}
 
 
+def print_threads(shares: dict[str, float]) -> float:
+    """Print the CPU time of threads; return that of all but the front end's, in % of a core."""
+    for name, percent in shares.items():
+        part = "front end" if host_facts.is_front_end(name) else "other"
+        print(f"    {percent:9.4f} % of a core  {name} ({part})")
+    others = sum(v for name, v in shares.items() if not host_facts.is_front_end(name))
+    print(f"    {others:9.4f} % of a core  all but the front end", flush=True)
+    return others
+
+
 def part_steps(run: Run) -> dict[str, Any]:
-    """60,000 decode steps without a host call: CPU time of every thread."""
+    """60,000 decode steps of the 8B shape without a host call: CPU time of every thread."""
     result = serve(run, "llama8b", "chained", (LONG,))
-    threads = result[LONG.name]["server_threads_percent"]
-    others = {n: v for n, v in threads.items() if not n.startswith(FRONT_END_THREADS)}
-    result["busiest_other_percent"] = max(others.values(), default=0.0)
-    print(
-        f"  decode steps: {result['end']['counters']['decode_steps']}; percent of a core by thread"
-    )
-    for name, percent in threads.items():
-        part = "front end" if name.startswith(FRONT_END_THREADS) else "other"
-        print(f"    {percent:9.4f}  {name} ({part})")
+    print(f"  decode steps: {result['end']['counters']['decode_steps']}", flush=True)
+    result["others_percent"] = print_threads(result[LONG.name]["server_threads_percent"])
     return result
+
+
+def part_million(run: Run) -> dict[str, Any]:
+    """A million decode steps of a two-layer model with one lane, as a user serves it.
+
+    All requests are sent at once and wait in the ring.
+    """
+    bundle = run.models / "two_layers" / "bundle"
+    model = json.loads((bundle / "manifest.json").read_text())["model_name"]
+    num_requests = (MILLION // (QUICK_PART if run.is_quick else 1)) // MILLION_TOKENS
+    load = Load(num_requests=num_requests, prompt_tokens=16, output_tokens=MILLION_TOKENS,
+                concurrency=num_requests, model=model)  # fmt: skip
+    found: dict[str, Any] = {}
+    for placement in run.placements:
+        if placement == "host":  # it has a thread that launches every step
+            continue
+        command = bundle_server(bundle, "--scheduler", placement)
+        with ServerProcess(command) as server, LoadClient(server.url) as client:
+            client.run(replace(load, num_requests=1, output_tokens=16, concurrency=1))
+            before, first = server.threads(), decode_steps(server.url)
+            started = time.monotonic()
+            times = client.run(load)
+            seconds = time.monotonic() - started
+            steps = decode_steps(server.url) - first
+            used = host_facts.used_by_threads(before, server.threads(), seconds)
+            server.end()
+        print(f"  {placement}: {steps} decode steps, {seconds * 1e6 / steps:.1f} us each")
+        found[placement] = {
+            "decode_steps": steps,
+            "output_tokens": sum(t.num_tokens for t in times),
+            "seconds": round(seconds, 2),
+            "threads_percent": used,
+            "others_percent": print_threads(used),
+        }
+    return found
+
+
+def decode_steps(url: str) -> int:
+    """Return the decode steps that a server has made so far."""
+    with urlopen(f"{url}/metrics", timeout=10) as answer:
+        for line in answer.read().decode().splitlines():
+            if line.startswith("blink_decode_steps_total"):
+                return int(float(line.split()[-1]))
+    raise ServerError(f"{url}/metrics has no blink_decode_steps_total")
 
 
 PARTS: dict[str, tuple[Callable[[Run], dict[str, Any]], str]] = {
@@ -285,9 +338,10 @@ PARTS: dict[str, tuple[Callable[[Run], dict[str, Any]], str]] = {
     "cache": (part_cache, "the graph cache"),
     "first_token": (part_first_token, "from run to the first served token"),
     "host_load": (part_host_load, "under host load"),
-    "steps": (part_steps, "steps without a host call"),
+    "million": (part_million, "a million steps without a host call, two layers"),
+    "steps": (part_steps, "60,000 steps without a host call, 8B"),
 }
-DEFAULT_PARTS = "serve,compare,qwen,cache,first_token,host_load"
+DEFAULT_PARTS = "serve,compare,qwen,cache,first_token,host_load,million"
 
 
 def open_result(output: Path, date: str) -> dict[str, Any]:

@@ -9,6 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+FRONT_END_THREADS = (
+    "blink-network", "blink-reader", "blink-detok", "blink-steps", "blink-log",
+)  # fmt: skip
 _STEAL_FIELD = 8  # of /proc/stat's first line, the word "cpu" being field 0
 
 
@@ -55,6 +58,11 @@ def used_by_threads(
         for tid, thread in after.items()
     }
     return {name: round(v, 4) for name, v in sorted(shares.items(), key=lambda item: -item[1])}
+
+
+def is_front_end(name: str) -> bool:
+    """Tell whether a thread, `name/id`, serves clients; all others should sleep."""
+    return name.split("/")[0] in FRONT_END_THREADS
 
 
 def steal_s(stat: str | None = None) -> float:

@@ -37,6 +37,13 @@ QWEN3_30B_A3B = {
     "num_key_value_heads": 4, "head_dim": 128, "vocab_size": 151936, "rms_norm_eps": 1e-6,
     "rope_theta": 1000000.0, "bos_token_id": 1, "eos_token_id": 2,
 }  # fmt: skip
+TWO_LAYERS = {
+    **_COMMON,
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 512,
+    "intermediate_size": 1024, "num_hidden_layers": 2, "num_attention_heads": 8,
+    "num_key_value_heads": 4, "vocab_size": 32000, "rms_norm_eps": 1e-5, "rope_theta": 500000.0,
+    "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
 SERVED = "prefill:1,2,4@64..4096x2/decode:1,2,4,8,16,32,64@256..2048x2"
 MANY = "prefill:1,2,4@64..2048+64/decode:1..64@256..2048+256,64,128,384"
 
@@ -48,6 +55,7 @@ class BenchmarkModel:
     name: str
     config: dict[str, Any]
     shapes: str
+    max_batch: int = 64
     max_seqlen: int = 2048
     max_prefill_tokens: int = 4096  # four prompts of 1024 a step: fewer, fuller steps
     num_kv_pages: int = 8192
@@ -60,6 +68,16 @@ MODELS = (
         name="llama8b_cache", config=LLAMA_8B, shapes=MANY, max_prefill_tokens=2048, has_bundle=True
     ),
     BenchmarkModel(name="qwen3moe", config=QWEN3_30B_A3B, shapes=SERVED),
+    BenchmarkModel(
+        name="two_layers",
+        config=TWO_LAYERS,
+        shapes="prefill:1@64,512/decode:1@512..4096x2",
+        max_batch=1,
+        max_seqlen=4096,
+        max_prefill_tokens=512,
+        num_kv_pages=512,
+        has_bundle=True,
+    ),
 )
 
 
@@ -86,15 +104,17 @@ def invented_tokenizer(vocab_size: int) -> str:
 
 def prepare(model: BenchmarkModel, root: Path) -> Path:
     """Compile one model; a build of the same config is taken up where it is."""
-    source = root / "configs" / str(model.config["model_type"])
+    name = f"{model.config['model_type']}-{model.config['num_hidden_layers']}"
+    source = root / "configs" / name
     source.mkdir(parents=True, exist_ok=True)
     (source / "config.json").write_text(json.dumps(model.config))
     tokenizer = invented_tokenizer(int(model.config["vocab_size"]))
     (source / "tokenizer.json").write_text(tokenizer)
-    build, folder = root / "builds" / str(model.config["model_type"]), root / model.name
+    build, folder = root / "builds" / name, root / model.name
     blinkc = [sys.executable, "-m", "blinkc.cli"]
     limits = [
-        "--max-seqlen", str(model.max_seqlen), "--max-batch", "64", "--num-slots", "256",
+        "--max-seqlen", str(model.max_seqlen), "--max-batch", str(model.max_batch),
+        "--num-slots", "256",
         "--max-prefill-tokens", str(model.max_prefill_tokens),
         "--num-kv-pages", str(model.num_kv_pages), "--shapes", model.shapes,
     ]  # fmt: skip
