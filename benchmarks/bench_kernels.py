@@ -2,7 +2,7 @@
 table.
 
 Run on the GPU machine: `PYTHONPATH=.:runtime python3 benchmarks/bench_kernels.py [PART]...`, parts
-gemv, attention, sample, experts.
+gemv, narrow, attention, sample, experts.
 """
 
 from __future__ import annotations
@@ -19,7 +19,12 @@ if TYPE_CHECKING:
 
     from blink_runtime.cuda_graphs import Launch
 
-from blinkc.engine.cuda_instances import GEMV_INSTANCES, GemvInstance
+from blinkc.engine.cuda_instances import (
+    GEMV_INSTANCES,
+    NARROW_INSTANCES,
+    GemvInstance,
+    NarrowInstance,
+)
 from blinkc.engine.cuda_source import CudaNeeds, render_cuda_source
 
 TUNING = tuple(
@@ -39,6 +44,13 @@ TUNING = tuple(
         (4, 2, False, 16, 2),
     )
 )
+TUNING_NARROW = tuple(
+    NarrowInstance(columns=columns, groups=groups, splits=splits, stages=stages)
+    for columns, groups, stages in (
+        (16, 1, 6), (16, 1, 12), (32, 1, 5), (32, 1, 11), (64, 1, 9), (64, 2, 5),
+    )
+    for splits in (1, 2, 4)
+)  # fmt: skip
 LLAMA = ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336))
 
 
@@ -50,6 +62,7 @@ def bench_needs() -> CudaNeeds:
         logits_dtype="bf16",
         activation="silu",
         gemv=GEMV_INSTANCES + TUNING,
+        narrow=NARROW_INSTANCES + TUNING_NARROW,
     )
 
 
@@ -158,6 +171,42 @@ def bench_gemv(bench: Bench) -> None:
             b.synchronize()
             times.append(a.elapsed_time(b) * 1000)
         bench.report(f"gemv m={m} torch.mm 8 layers", statistics.median(times), floor, m=m)
+
+
+def bench_narrow(bench: Bench) -> None:
+    """Time every instance for 16, 32 and 64 rows; layers follow each other as in a step."""
+    import torch
+
+    from blink_runtime.cuda_kernels import choose_narrow
+
+    layers = 12
+    for n, k in (*LLAMA, (128256, 4096), (5120, 2048), (2048, 4096)):
+        weights = [
+            torch.randn(n, k, device="cuda", dtype=torch.bfloat16)
+            for _ in range(layers if n < 100000 else 2)
+        ]
+        for m in (16, 32, 64):
+            x = torch.randn(m, k, device="cuda", dtype=torch.bfloat16)
+            out = torch.empty(m, n, device="cuda", dtype=torch.bfloat16)
+            chosen = choose_narrow(m, n, k, bench.kernels.num_multiprocessors)
+            for instance in NARROW_INSTANCES + TUNING_NARROW:
+                if instance.columns != m or k // 64 < 4 * instance.splits:
+                    continue
+                launches = [
+                    bench.kernels.narrow(
+                        x.data_ptr(), w.data_ptr(), 0, out.data_ptr(), m, n, k, instance
+                    )
+                    for w in weights
+                ]
+                try:
+                    us = bench.time_us(launches) / len(weights)
+                except Exception as error:  # a variant that does not fit is a result too
+                    print(instance.name, error)
+                    continue
+                mark = " (chosen)" if instance == chosen else ""
+                bench.report(
+                    f"{n}x{k} m={m} {instance.name}{mark}", us, n * k * 2 / 4.3e12 * 1e6, m=m
+                )
 
 
 def bench_attention(bench: Bench) -> None:
@@ -321,6 +370,7 @@ def main() -> None:
     """Run the named parts, all without a name."""
     parts = {
         "gemv": bench_gemv,
+        "narrow": bench_narrow,
         "attention": bench_attention,
         "sample": bench_sample,
         "experts": bench_experts,
