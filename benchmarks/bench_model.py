@@ -184,8 +184,7 @@ def override(settings: str) -> None:
     """Try variants: `early=0` (no programmatic launch), `gemv=NAME` (an instance for every small
     product),
     `stream=N` (streaming products up to N rows), `narrow=N` (warpgroup products from N rows on),
-    `many=0` (decode attention in blocks of 8 warps alone), `tall=1` (two warpgroups a block for 33
-    to 64 rows)."""
+    `warps=N` (of a block of decode attention)."""
     from blink_runtime import cuda_kernels, cuda_steps
     from blinkc.engine.cuda_instances import GEMV_INSTANCES
 
@@ -198,10 +197,8 @@ def override(settings: str) -> None:
             cuda_kernels.choose_gemv = partial(_always, chosen)
         elif name == "stream":
             cuda_steps.MAX_STREAM_ROWS = int(value)
-        elif name == "many":
-            cuda_kernels.has_decode_many = partial(_always, value == "1")
-        elif name == "tall":
-            cuda_kernels.USE_TALL_BLOCKS = value == "1"
+        elif name == "warps":
+            cuda_kernels.choose_decode_warps = partial(_always, int(value))
         elif name == "narrow":
             cuda_steps.MIN_NARROW_ROWS = int(value)
         elif name == "reset":

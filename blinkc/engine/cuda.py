@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from blinkc.capture.plan import CapturePlan
 
-LAUNCH_LIST_FORMAT = 3  # grows when a kernel's name, grid or arguments change
+LAUNCH_LIST_FORMAT = 4  # grows when a kernel's name, grid or arguments change
 MAX_EXPERTS, MAX_CHOICES = 1024, 32  # kMaxExperts, kMaxChoices of moe.cuh
 STEP_INPUTS = {"input_ids": "input_ids", "positions": "positions", "rows": "sample_token"}
 

@@ -73,21 +73,21 @@ NARROW_INSTANCES = (
 )
 
 
-def decode_attention_warps(head_dim: int, wide: bool) -> int:
-    """Return the warps of a decode attention block; wide groups and heads want more registers."""
-    return 4 if wide or head_dim > 128 else 8
+def decode_attention_warps(head_dim: int, wide: bool) -> tuple[int, ...]:
+    """Return the warps of a block of each instance of decode attention, most first.
 
-
-DECODE_MANY_WARPS = 6
-
-
-def has_decode_many(head_dim: int, wide: bool) -> bool:
-    """Say whether there is an instance of DECODE_MANY_WARPS for launches of more than a wave.
-
-    Two of its blocks fit on a multiprocessor, where of eight warps one does: one starts or merges
-    while the other streams. Smaller heads fit more than once as they are.
+    Wide groups and heads want more registers. Of heads of 65 to 128 one block of eight warps fits
+    on a multiprocessor, two of six, four of three: where there are many rows, smaller blocks start
+    and merge while others stream. Smaller heads fit more than once as they are.
     """
-    return not wide and 64 < head_dim <= 128
+    if wide or head_dim > 128:
+        return (4,)
+    return (8, 6, 3) if head_dim > 64 else (8,)
+
+
+def decode_attention_kernel(head_dim: int, wide: bool, warps: int) -> str:
+    """Return the name of an instance."""
+    return f"decode_attention_{head_dim}{'_wide' if wide else ''}_{warps}"
 
 
 EXPERT_STREAM_WARPS = 8

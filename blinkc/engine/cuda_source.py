@@ -10,13 +10,12 @@ from dataclasses import dataclass
 
 from blinkc.codegen.environment import render_template
 from blinkc.engine.cuda_instances import (
-    DECODE_MANY_WARPS,
     GEMV_INSTANCES,
     NARROW_INSTANCES,
     GemvInstance,
     NarrowInstance,
+    decode_attention_kernel,
     decode_attention_warps,
-    has_decode_many,
 )
 from blinkc.errors import BlinkError
 
@@ -30,7 +29,7 @@ ACTIVATIONS = {"silu": "kSilu", "gelu": "kGelu", "gelu_tanh": "kGeluTanh"}
 class HeadInstance:
     """Template arguments of one decode attention."""
 
-    name: str
+    kernel: str
     dim: int
     wide: str
     warps: int
@@ -101,12 +100,15 @@ def render_cuda_source(needs: CudaNeeds) -> str:
 
 
 def _head_instances(dim: int, wide: bool) -> list[HeadInstance]:
-    flag, warps = "true" if wide else "false", decode_attention_warps(dim, wide)
-    name = f"{dim}_wide" if wide else str(dim)
-    made = [HeadInstance(name=name, dim=dim, wide=flag, warps=warps)]
-    if has_decode_many(dim, wide):
-        made.append(HeadInstance(name=f"{name}_many", dim=dim, wide=flag, warps=DECODE_MANY_WARPS))
-    return made
+    return [
+        HeadInstance(
+            kernel=decode_attention_kernel(dim, wide, warps),
+            dim=dim,
+            wide="true" if wide else "false",
+            warps=warps,
+        )
+        for warps in decode_attention_warps(dim, wide)
+    ]
 
 
 def compile_kernels(source: str, architecture: str) -> bytes:

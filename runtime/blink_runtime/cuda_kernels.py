@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING
 from blink_runtime.cuda_driver import Function
 from blink_runtime.cuda_graphs import Launch
 from blinkc.engine.cuda_instances import (
-    DECODE_MANY_WARPS,
     GEMV_INSTANCES,
     NARROW_INSTANCES,
     GemvInstance,
     NarrowInstance,
+    decode_attention_kernel,
     decode_attention_warps,
-    has_decode_many,
 )
 from blinkc.errors import InternalError
 
@@ -30,7 +29,7 @@ _INPUT_SHARED_BYTES = 33 * 1024  # activations up to this size stay in shared me
 _MIN_SPLIT_TOKENS = 256
 _UNSPLIT_TOKENS = 512
 MAX_SPLITS = 64  # of decode attention, attention_decode.cuh
-USE_TALL_BLOCKS = False  # two warpgroups a block in narrow.cuh: built, not yet run on a GPU
+_BLOCKS_OF_WARPS = {8: 1, 6: 2, 4: 2, 3: 4}  # of decode attention, on a multiprocessor
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,14 +76,14 @@ class AttentionShape:
         return self.num_q_heads // self.num_kv_heads
 
     @property
-    def decode_warps(self) -> int:
-        """Return the warps of a decode block."""
-        return decode_attention_warps(self.head_dim, self.group > 8)
+    def is_wide(self) -> bool:
+        """Say whether a group fills more than half of the tensor core's 16 rows."""
+        return self.group > 8
 
     @property
-    def decode_kernel(self) -> str:
-        """Return the decode kernel's name."""
-        return f"decode_attention_{self.head_dim}" + ("_wide" if self.group > 8 else "")
+    def decode_warps(self) -> tuple[int, ...]:
+        """Return the warps of a decode block, of each instance, most first."""
+        return decode_attention_warps(self.head_dim, self.is_wide)
 
 
 def pointer(address: int) -> c_uint64:
@@ -114,11 +113,23 @@ def share_decode(
     """
     reach = seqlen if shape.window <= 0 else min(seqlen, shape.window + 16)
     least = _UNSPLIT_TOKENS if reach <= _UNSPLIT_TOKENS else _MIN_SPLIT_TOKENS
-    blocks = num_multiprocessors * 8 // shape.decode_warps
+    blocks = num_multiprocessors * 8 // shape.decode_warps[0]
     wanted = max(1, blocks // (batch * shape.num_kv_heads))
     return DecodeShare(
         num_splits=min(wanted, MAX_SPLITS, ceil_div(reach, least)), min_split_tokens=least
     )
+
+
+def choose_decode_warps(shape: AttentionShape, num_blocks: int, num_multiprocessors: int) -> int:
+    """Return the warps of a block: those that need the fewest waves, the most of them.
+
+    A block that starts or merges streams nothing: better all at once, than one after the other.
+    """
+
+    def waves(warps: int) -> int:
+        return ceil_div(num_blocks, num_multiprocessors * _BLOCKS_OF_WARPS[warps])
+
+    return min(shape.decode_warps, key=lambda warps: (waves(warps), -warps))
 
 
 def choose_gemv(m: int, n: int, k: int, num_multiprocessors: int) -> GemvInstance:
@@ -149,16 +160,16 @@ def choose_gemv(m: int, n: int, k: int, num_multiprocessors: int) -> GemvInstanc
 def choose_narrow(m: int, n: int, k: int, num_multiprocessors: int) -> NarrowInstance:
     """Return the instance for `m` rows.
 
-    Tall blocks, once they are used, where there are enough of them for most multiprocessors; else k
-    is shared out until two blocks a multiprocessor are busy, each share with at least four steps of
-    64, so that adding the shares stays cheap. Multiprocessors are grouped by 14 to 18: clusters of
-    8 could not fill them.
+    Tall blocks where there are enough of them for most multiprocessors; else k is shared out until
+    two blocks a multiprocessor are busy, each share with at least four steps of 64, so that adding
+    the shares stays cheap. Multiprocessors are grouped by 14 to 18: clusters of 8 could not fill
+    them.
     """
     columns = min(i.columns for i in NARROW_INSTANCES if i.columns >= m)
 
     def is_able(i: NarrowInstance) -> bool:
         blocks = ceil_div(n, i.tile) * i.splits
-        if i.groups > 1 and not (USE_TALL_BLOCKS and blocks >= 0.75 * num_multiprocessors):
+        if i.groups > 1 and blocks < 0.75 * num_multiprocessors:
             return False
         if i.columns != columns:
             return False
@@ -266,16 +277,14 @@ class CudaKernels:
         arrivals: int,
         batch: int,
         seqlen: int,
-        many: bool | None = None,
+        warps: int = 0,
     ) -> list[Launch]:
-        """Return attention (and KV append) of one token a row; `many` overrides the choice made
-        by size."""
+        """Return attention (and KV append) of one token a row; `warps` of a block override the
+        choice made by size."""
         share = share_decode(shape, batch, seqlen, self.num_multiprocessors)
-        name, warps = shape.decode_kernel, shape.decode_warps
-        if many is None:
-            many = batch * shape.num_kv_heads * share.num_splits > self.num_multiprocessors
-        if many and has_decode_many(shape.head_dim, shape.group > 8):
-            name, warps = f"{name}_many", DECODE_MANY_WARPS
+        blocks = share.num_splits * shape.num_kv_heads * batch
+        warps = warps or choose_decode_warps(shape, blocks, self.num_multiprocessors)
+        name = decode_attention_kernel(shape.head_dim, shape.is_wide, warps)
         pointers = (
             q,
             k,

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from blink_runtime.tensorrt_engines import TensorRtEngines
     from blinkc.capture.grid import GraphKey
 
-LAUNCH_LIST_FORMAT = 3  # grows when a kernel's name, grid or arguments change
+LAUNCH_LIST_FORMAT = 4  # grows when a kernel's name, grid or arguments change
 MAX_STREAM_ROWS = 16  # what gemv.cuh takes
 MAX_NARROW_ROWS = 64  # what narrow.cuh takes
 MIN_NARROW_ROWS = 9  # fewer rows stream faster through gemv.cuh

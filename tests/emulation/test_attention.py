@@ -25,14 +25,14 @@ DECODE = [
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
 @pytest.mark.parametrize("case", DECODE, ids=str)
-@pytest.mark.parametrize(("page_size", "many"), [(16, False), (64, True)])
+@pytest.mark.parametrize(("page_size", "instance"), [(16, 0), (64, 1), (16, 2)])
 def test_decode_attention(
-    emulated: MakeHarness, dtype: str, case: AttentionCase, page_size: int, many: bool
+    emulated: MakeHarness, dtype: str, case: AttentionCase, page_size: int, instance: int
 ) -> None:
     """Rows of one to three splits, whose last one ends in every part of a chunk."""
     total = [1, 15, 16, 17, 64, 333, 1023, 1024]
     kernels = emulated(dtype, num_multiprocessors=60)
-    kernel_checks.check_decode_attention(kernels, case, total, page_size, many)
+    kernel_checks.check_decode_attention(kernels, case, total, page_size, instance)
 
 
 PREFILL = [

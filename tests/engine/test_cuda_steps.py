@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from blink_runtime import cuda_kernels, cuda_steps
+from blink_runtime import cuda_steps
 from blink_runtime.cuda_graphs import Launch
 from blink_runtime.cuda_kernels import CudaKernels, StepAddresses, choose_narrow
 from blink_runtime.cuda_steps import CudaSteps, ModelAddresses, pack_weights
@@ -150,11 +150,7 @@ def test_quantized_weights_take_their_bytes() -> None:
 
 
 @pytest.mark.parametrize("m", [1, 9, 16, 17, 33, 64])
-@pytest.mark.parametrize("tall", [False, True])
-def test_products_of_few_rows_share_out_what_there_is(
-    m: int, tall: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(cuda_kernels, "USE_TALL_BLOCKS", tall)
+def test_products_of_few_rows_share_out_what_there_is(m: int) -> None:
     # Guards: shares of k without a step, clusters that cannot all be placed, rows left out.
     for n, k in ((128, 64), (128, 2048), (4096, 14336), (28672, 4096), (151936, 2048)):
         chosen = choose_narrow(m, n, k, 132)
@@ -162,4 +158,4 @@ def test_products_of_few_rows_share_out_what_there_is(
         assert chosen.columns >= m
         assert chosen.splits == 1 or k // 64 // chosen.splits >= 4
         assert chosen.splits < 8 or blocks <= 132
-        assert chosen.groups == 1 or (tall and blocks >= 99)
+        assert chosen.groups == 1 or blocks >= 99

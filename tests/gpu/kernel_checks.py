@@ -110,9 +110,10 @@ def check_decode_attention(
     case: AttentionCase,
     total: list[int],
     page_size: int,
-    many: bool,
+    instance: int,
     seqlen: int = 1024,
 ) -> None:
+    """`instance` counts those of the head size, modulo their number."""
     heads, kv_heads, dim, window, softcap, with_sinks = case
     step = PagedStep(
         kernels, [1] * len(total), total, kv_heads, dim, page_size, padding_rows=2, padding_tokens=2
@@ -146,7 +147,7 @@ def check_decode_attention(
                 arrivals.data_ptr(),
                 step.batch,
                 seqlen,
-                many,
+                shape.decode_warps[instance % len(shape.decode_warps)],
             )
         )
         for row in range(step.num_rows):

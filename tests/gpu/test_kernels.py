@@ -51,12 +51,12 @@ ATTENTION = [
 
 
 @pytest.mark.parametrize("case", ATTENTION, ids=str)
-@pytest.mark.parametrize(("page_size", "many"), [(16, False), (64, False), (16, True)])
+@pytest.mark.parametrize(("page_size", "instance"), [(16, 0), (64, 0), (16, 1), (16, 2)])
 def test_decode_attention(
-    kernels: KernelHarness, case: AttentionCase, page_size: int, many: bool
+    kernels: KernelHarness, case: AttentionCase, page_size: int, instance: int
 ) -> None:
     total = [1, 15, 16, 17, 64, 65, 333, 1023, 1024]
-    kernel_checks.check_decode_attention(kernels, case, total, page_size, many)
+    kernel_checks.check_decode_attention(kernels, case, total, page_size, instance)
 
 
 @pytest.mark.parametrize("case", ATTENTION, ids=str)

@@ -3,8 +3,9 @@
  *
  * The weights are the operand with 64 rows, the activations the narrow one. A block takes 128
  * weight rows and, where that leaves multiprocessors idle, a share of k: the blocks that share a
- * tile are a cluster and add their sums through each other's shared memory, in their order. Weights
- * are requested before the previous kernel's results are awaited.
+ * tile are a cluster, take its steps in turn (so that what they read at a time lies together) and
+ * add their sums through each other's shared memory, in their order. Weights are requested before
+ * the previous kernel's results are awaited.
  *
  * A sum's order depends on n, k and the instance alone: equal rows give equal bits wherever they
  * sit.
@@ -77,8 +78,8 @@ __device__ __forceinline__ void narrow_product(const T* w, const T* x, const T* 
   const uint32_t ring = (shared_address(shared) + 1023) & ~1023u;
   let_next_start();
   const int split = blockIdx.x, first_n = blockIdx.y * kTile;
-  const int steps = num_k / kNarrowDepth;
-  const int begin = steps * split / kSplits, end = steps * (split + 1) / kSplits;
+  const int steps = (num_k / kNarrowDepth - split + kSplits - 1) / kSplits;
+  auto depth_of = [split](int step) { return (step * kSplits + split) * kNarrowDepth; };
 
   const int piece = threadIdx.x % 8, first_row = threadIdx.x / 8;
   const uint32_t place = ring + panel_offset(first_row, piece);
@@ -92,7 +93,7 @@ __device__ __forceinline__ void narrow_product(const T* w, const T* x, const T* 
 #pragma unroll
     for (int i = 0; i < kTile / kRowsApart; ++i)
       copy_async(place + slot * kStage + i * kRowsApart * kPanelBytes,
-                 weight[i] + step * kNarrowDepth);
+                 weight[i] + depth_of(step));
   };
   auto request_input = [&](int step, int slot) {
 #pragma unroll
@@ -100,18 +101,18 @@ __device__ __forceinline__ void narrow_product(const T* w, const T* x, const T* 
       const int m = first_row + i * kRowsApart;
       const bool real = m < num_m;
       copy_async(place + slot * kStage + (kTile + i * kRowsApart) * kPanelBytes,
-                 x + static_cast<int64_t>(real ? m : 0) * num_k + step * kNarrowDepth + piece * 8,
+                 x + static_cast<int64_t>(real ? m : 0) * num_k + depth_of(step) + piece * 8,
                  real);
     }
   };
 #pragma unroll
   for (int s = 0; s < kStages - 1; ++s) {
-    if (begin + s < end) request_weights(begin + s, s);
+    if (s < steps) request_weights(s, s);
   }
   wait_for_previous();
 #pragma unroll
   for (int s = 0; s < kStages - 1; ++s) {
-    if (begin + s < end) request_input(begin + s, s);
+    if (s < steps) request_input(s, s);
     copy_async_commit();
   }
 
@@ -123,12 +124,12 @@ __device__ __forceinline__ void narrow_product(const T* w, const T* x, const T* 
   const int group = threadIdx.x / 128;
   int slot = 0;
 #pragma unroll 1
-  for (int step = begin; step < end; ++step) {
+  for (int step = 0; step < steps; ++step) {
     copy_async_wait<kStages - 2>();
     show_to_products();
     __syncthreads();  // the stage is full, and the one before it is no longer read
     const int ahead = step + kStages - 1, free_slot = slot == 0 ? kStages - 1 : slot - 1;
-    if (ahead < end) {
+    if (ahead < steps) {
       request_weights(ahead, free_slot);
       request_input(ahead, free_slot);
     }
