@@ -12,6 +12,7 @@ import argparse
 import json
 import os
 import sys
+import threading
 import time
 from contextlib import ExitStack
 from functools import partial
@@ -46,6 +47,7 @@ def serve(folder: Path, placement: str, port: int, counts_experts: bool) -> None
     """Serve until stdin closes."""
     from blink_runtime import _native
     from blink_runtime.front_end import FrontEnd, FrontEndOptions
+    from blink_runtime.serve import await_first_heartbeat
 
     started = time.monotonic()
     with ExitStack() as stack:
@@ -65,8 +67,7 @@ def serve(folder: Path, placement: str, port: int, counts_experts: bool) -> None
         codec = _native.Tokenizer((folder / "tokenizer.blob").read_bytes())
         options = FrontEndOptions(port=port, model_name="model", max_connections=512)
         front_end = stack.enter_context(FrontEnd(ring, codec, None, options))
-        while front_end.health == "starting":
-            time.sleep(0.002)
+        await_first_heartbeat(front_end, threading.Event())
         say("ready", url=front_end.url, seconds=time.monotonic() - started, pid=os.getpid())
         counter = None
         if counts_experts:

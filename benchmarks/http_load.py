@@ -144,6 +144,7 @@ class LoadClient(Closing):
     def run(self, load: Load) -> list[RequestTimes]:
         """Send the load, wait for all answers; times in the order in which answers ended."""
         requests = self._requests(load)
+        self._ready(0.0)  # drops what the server has closed since
         done: list[RequestTimes] = []
         due = self._due_times(load, time.monotonic_ns())
         next_due = next(due)
@@ -164,10 +165,10 @@ class LoadClient(Closing):
                 if next_due and num_sent < load.num_requests:
                     # The last bit is spun away, so that a request goes out when it is due.
                     wait_s = max(0.0, (next_due - time.monotonic_ns()) * 1e-9 - SPIN_S)
-                for key, _ in self._selector.select(wait_s):
-                    times = key.data.receive()
+                for connection in self._ready(wait_s):
+                    times = connection.receive()
                     if times is not None:
-                        self._idle.append(key.data)
+                        self._idle.append(connection)
                         done.append(times)
                 if time.monotonic() > deadline:
                     raise RuntimeError(
@@ -216,6 +217,17 @@ class LoadClient(Closing):
         self._selector.register(connection.socket, selectors.EVENT_READ, connection)
         self._open.append(connection)
         return connection
+
+    def _ready(self, wait_s: float) -> list[_Connection]:
+        """Wait for connections with something to read; drop idle ones, which the server closed."""
+        found = [key.data for key, _ in self._selector.select(wait_s)]
+        for connection in [c for c in found if c.times is None]:
+            self._selector.unregister(connection.socket)
+            connection.socket.close()
+            self._idle.remove(connection)
+            self._open.remove(connection)
+            found.remove(connection)
+        return found
 
     def close(self) -> None:
         """Close every connection."""

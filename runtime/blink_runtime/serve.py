@@ -42,6 +42,7 @@ EXIT_UNHEALTHY = 70  # EX_SOFTWARE: a supervisor restarts
 UNHEALTHY_GRACE_S = 2.0  # from the watchdog's verdict to the end: /health says 503 meanwhile
 UNMEASURED_SILENCE_S = 30.0  # of a CPU that has made no step yet: its first may take seconds
 GOLDEN_TIMEOUT_S = 120.0
+FIRST_HEARTBEAT_INTERVAL_S = 0.002
 FIRST_TOKEN_INTERVAL_S = 0.02
 FIRST_TOKEN_PATIENCE_S = 60.0
 
@@ -73,6 +74,7 @@ def serve(path: Path, config: ServeConfig) -> int:
         ring.hold_range(0)  # no serve-dpu may take it away
         limit_s = silence_limit_s(ring, bundle.manifest, config)
         front_end = start_front_end(stack, bundle, ring, config, entrance, text, silence_s=limit_s)
+        await_first_heartbeat(front_end, stop)
         say(f"ready after {process_age_s():.1f} s: {front_end.url}/  (ring {ring.name})")
         _wait(front_end, stop)
         say("stopping")
@@ -251,6 +253,12 @@ def silence_limit_s(
     prompt = len(manifest.golden.prompt_token_ids) if manifest.golden else 1
     growth = max(manifest.limits.max_prefill_tokens / max(prompt, 1), 1.0)
     return max(config.silence_s, 4 * growth * longest_s)
+
+
+def await_first_heartbeat(front_end: FrontEnd, stop: threading.Event) -> None:
+    """Wait until the front end has seen the scheduler alive; before that it answers 503."""
+    while front_end.health == "starting" and not stop.wait(FIRST_HEARTBEAT_INTERVAL_S):
+        pass
 
 
 def _wait(front_end: FrontEnd, stop: threading.Event) -> None:

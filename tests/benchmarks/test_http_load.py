@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import statistics
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
@@ -41,6 +42,17 @@ def load(**changes: Any) -> Load:
         "model": "fake", "concurrency": 4, "timeout_s": 60.0,
     }  # fmt: skip
     return Load(**{**values, **changes})
+
+
+def test_idle_connections_may_be_closed(make_server: Callable[..., Any]) -> None:
+    """The bug: a long run ended where the server closed connections that had nothing more to do."""
+    url = make_server(owner={"token_interval_us": 20_000}, idle_timeout_ms=100).front_end.url
+    few = load(num_requests=2, concurrency=1, output_tokens=20)  # 400 ms each
+    with LoadClient(url) as client:
+        client.run(load(concurrency=12, output_tokens=1))
+        assert len(client.run(few)) == 2  # eleven close meanwhile
+        time.sleep(0.3)  # and the last one between two loads
+        assert len(client.run(few)) == 2
 
 
 def test_closed_loop(url: str) -> None:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import threading
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import pytest
 
 from blink_runtime.hash_check import HashCheck
 from blink_runtime.load_cache import LoadCache
+from blink_runtime.serve import await_first_heartbeat
 from blink_runtime.weight_upload import CHUNK_BYTES, file_chunks
 from blinkc.bundle.golden import GOLDEN_TIE_STD, compare_golden
 from blinkc.bundle.manifest import Golden, Manifest, WeightEntry, WeightPart
@@ -21,6 +24,9 @@ from blinkc.errors import BlinkError
 from blinkc.frontend.decoder_graph import WeightPart as FrontendPart
 from blinkc.frontend.decoder_graph import WeightRef
 from tests.bundle.small_bundle import write_small_bundle
+
+if TYPE_CHECKING:
+    from blink_runtime.front_end import FrontEnd
 
 
 def part(offset: int, shape: tuple[int, ...], **changes: object) -> WeightPart:
@@ -201,3 +207,20 @@ def test_drawn_weights_have_no_parts(tmp_path: Path) -> None:
         data = manifest.model_dump()
         data["weights"][0]["seed"] = 3  # and parts as well
         Manifest.model_validate(data)
+
+
+def test_ready_is_not_said_before_the_first_heartbeat() -> None:
+    """The bug: the first request after "ready" was answered 503 where no golden prompt had run."""
+    looks = iter(["starting", "starting", "serving"])
+
+    class Watched:
+        @property
+        def health(self) -> str:
+            return next(looks)
+
+    await_first_heartbeat(cast("FrontEnd", Watched()), threading.Event())
+    assert next(looks, None) is None
+    told_to_stop = threading.Event()
+    told_to_stop.set()
+    looks = iter(["starting"])
+    await_first_heartbeat(cast("FrontEnd", Watched()), told_to_stop)

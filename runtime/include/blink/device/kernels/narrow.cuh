@@ -92,8 +92,7 @@ __device__ __forceinline__ void narrow_product(const T* w, const T* x, const T* 
   auto request_weights = [&](int step, int slot) {
 #pragma unroll
     for (int i = 0; i < kTile / kRowsApart; ++i)
-      copy_async(place + slot * kStage + i * kRowsApart * kPanelBytes,
-                 weight[i] + depth_of(step));
+      copy_async(place + slot * kStage + i * kRowsApart * kPanelBytes, weight[i] + depth_of(step));
   };
   auto request_input = [&](int step, int slot) {
 #pragma unroll
@@ -101,8 +100,7 @@ __device__ __forceinline__ void narrow_product(const T* w, const T* x, const T* 
       const int m = first_row + i * kRowsApart;
       const bool real = m < num_m;
       copy_async(place + slot * kStage + (kTile + i * kRowsApart) * kPanelBytes,
-                 x + static_cast<int64_t>(real ? m : 0) * num_k + depth_of(step) + piece * 8,
-                 real);
+                 x + static_cast<int64_t>(real ? m : 0) * num_k + depth_of(step) + piece * 8, real);
     }
   };
 #pragma unroll
