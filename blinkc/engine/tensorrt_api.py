@@ -83,7 +83,7 @@ TABLE: dict[tuple[str, int], TensorRtTraits] = {
 # What somebody ran: engine -> version -> what was done with it. README.md of this folder has the
 # dates and GPUs. Everything else works with a notice, and the golden prompt is its test.
 SEEN: dict[str, dict[str, str]] = {
-    "tensorrt": {"8.6.0": "built"},
+    "tensorrt": {"8.6.0": "built, served"},
     "tensorrt-rtx": {"1.7.1.116": "built"},
 }
 
