@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,10 +40,15 @@ class ModelSource:
         return path.stem if path.is_file() else path.name
 
     def weight_files(self) -> list[Path]:
-        """Return the files with weights; an ONNX file's external data go by its name."""
+        """Return the files with weights; an ONNX file's external data go by its name.
+
+        Raises:
+            BlinkError: one is no regular file.
+        """
         if self.path.is_dir():
-            return sorted(self.path.glob("*.safetensors"))
-        return sorted(path for path in self.path.parent.glob(f"{self.path.name}*"))
+            return _safetensors_files(self.path)
+        found = self.path.parent.glob(f"{self.path.name}*")
+        return _regular_files(path for path in found if not path.is_dir())
 
     def depends_on_seqlen(self) -> bool:
         """Return whether the longest request may change the graph: by rope scaling, or in ONNX."""
@@ -152,14 +158,25 @@ def _hub_folder(model: str) -> Path | None:
 
 def _checkpoint_digest(folder: Path) -> str:
     parts: list[object] = [hash_file(folder / "config.json")]
-    parts += [(path.name, _safetensors_header(path)) for path in _weight_files(folder)]
+    parts += [(path.name, _safetensors_header(path)) for path in _safetensors_files(folder)]
     for name in ("generation_config.json", "model.safetensors.index.json"):
         parts += [hash_file(folder / name)] if (folder / name).is_file() else []
     return digest_of(*parts)
 
 
-def _weight_files(folder: Path) -> list[Path]:
-    return sorted(folder.glob("*.safetensors"))
+def _safetensors_files(folder: Path) -> list[Path]:
+    return _regular_files(folder.glob("*.safetensors"))
+
+
+def _regular_files(paths: Iterable[Path]) -> list[Path]:
+    """Return the paths in order; to open a pipe would be to wait for one who writes to it."""
+    found = sorted(paths)
+    for path in found:
+        if path.exists() and not path.is_file():
+            raise BlinkError(
+                f"{path} is no regular file", hint="weights are read from regular files alone"
+            )
+    return found
 
 
 def _safetensors_header(path: Path) -> str:

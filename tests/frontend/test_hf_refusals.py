@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -212,3 +213,24 @@ def test_guard_names_the_module_that_mixes_tokens() -> None:
         model.model.layers[1].mlp.act_fn = Shift()
         with pytest.raises(BlinkError, match=r"layers\.1\.mlp\.act_fn: op cumsum"):
             check_token_independence(model)
+
+
+def test_weights_that_are_no_regular_file_are_refused(tmp_path: Path) -> None:
+    # Guards: the compiler waited for whoever would write to the pipe.
+    (tmp_path / "config.json").write_text(json.dumps(make_config("llama").to_dict()))
+    os.mkfifo(tmp_path / "model.safetensors")
+    writer = os.open(tmp_path / "model.safetensors", os.O_RDWR)
+    os.write(writer, bytes(8))  # so that whoever reads it does not wait
+    with pytest.raises(BlinkError, match=r"model\.safetensors is no regular file"):
+        find_model(str(tmp_path))
+    os.close(writer)
+
+
+def test_pipe_beside_an_onnx_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "model.onnx").write_bytes(b"")
+    (tmp_path / "model.onnx_cache").mkdir()
+    source = find_model(str(tmp_path / "model.onnx"))
+    assert source.weight_files() == [tmp_path / "model.onnx"]
+    os.mkfifo(tmp_path / "model.onnx.data")
+    with pytest.raises(BlinkError, match=r"model\.onnx\.data is no regular file"):
+        source.weight_files()
