@@ -103,7 +103,7 @@ class ChatTemplate:
             text = self._template.render(context)
             text.encode()  # halves of characters, which nothing behind here takes
         except Exception as error:  # a template is a program: whatever it raises, it refuses
-            said = str(error).encode(errors="backslashreplace").decode()
+            said = str(error).encode(errors="backslashreplace").decode() or type(error).__name__
             raise ChatTemplateError(f"the chat template refused the messages: {said}") from error
         if len(text) > _MAX_CHARACTERS:
             raise ChatTemplateError(
