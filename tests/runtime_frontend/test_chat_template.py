@@ -186,7 +186,7 @@ def test_a_refusal_can_be_told() -> None:
         ChatTemplate("{{ raise_exception('\\ud800') }}", {}).render(CHATS[0])
     assert str(refusal.value).encode().endswith(b"\\ud800")
     # The bug: an exception without a text, such as that of too little memory, gave no reason.
-    with pytest.raises(ChatTemplateError, match="refused the messages: MemoryError$"):
+    with pytest.raises(ChatTemplateError, match=r"refused the messages: MemoryError$"):
         ChatTemplate("{{ 'x' * 10 ** 18 }}", {}).render(CHATS[0])
 
 
