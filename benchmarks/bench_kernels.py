@@ -375,6 +375,10 @@ def main() -> None:
         "sample": bench_sample,
         "experts": bench_experts,
     }
+    import torch
+
+    if not torch.cuda.is_available():
+        sys.exit("bench_kernels.py: it needs an NVIDIA GPU and a PyTorch for CUDA")
     bench = Bench()
     for name in sys.argv[1:] or parts:
         parts[name](bench)

@@ -33,6 +33,7 @@ from blink_runtime.ring_memory import RingMemory
 from blinkc.capture.grid import GraphKey
 from blinkc.capture.plan import CapturePlan, plan_from_json
 from blinkc.engine.cuda_source import compile_kernels as compile_source
+from blinkc.errors import BlinkError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -361,6 +362,11 @@ def write_results(folder: Path) -> None:
 
 def main() -> None:
     """Run the named parts over a folder."""
+    if len(sys.argv) < 3 or not Path(sys.argv[1]).is_dir():
+        sys.exit(
+            "bench_model.py: give a folder that prepare_model.py wrote and what to run on it, such "
+            "as serve=host,1:64:64"
+        )
     folder = Path(sys.argv[1])
     for part in sys.argv[2:]:
         name, _, value = part.partition("=")
@@ -384,4 +390,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except BlinkError as error:  # such as: there is no GPU
+        sys.exit(f"bench_model.py: {error}")

@@ -9,6 +9,7 @@ import sys
 import time
 
 from blink_runtime.cuda_driver import Context
+from blinkc.errors import BlinkError
 from tests.gpu.fake_target import FakeTarget, gpu_plan
 
 MAX_LANES = 64
@@ -59,4 +60,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except BlinkError as error:  # such as: there is no GPU
+        sys.exit(f"bench_scheduler.py: {error}")
