@@ -22,6 +22,7 @@ from blinkc.bundle.manifest import (
     manifest_from_bytes,
 )
 from blinkc.bundle.weights import BundleWeights, FileSpan
+from blinkc.capture.compute_capability import compute_capability
 from blinkc.closing import Closing
 from blinkc.errors import BlinkError
 from blinkc.staging import staging_folder
@@ -183,7 +184,9 @@ class Bundle(Closing):
             BlinkError: names both and the command that rebuilds.
         """
         target = self.manifest.target
-        wanted = [(name, _capability(name)) for name in target.architecture.split(",")]
+        wanted = [
+            (name, divmod(compute_capability(name), 10)) for name in target.architecture.split(",")
+        ]
         if not target.architecture:
             raise BlinkError(f"{self.path} is for the cpu, not for a GPU")
         for name, (first, second) in sorted(wanted, key=lambda pair: pair[1], reverse=True):
@@ -232,12 +235,6 @@ class Bundle(Closing):
         if self._extracted is not None:
             self._extracted.cleanup()
             self._extracted = None
-
-
-def _capability(architecture: str) -> tuple[int, int]:
-    """Return the compute capability of sm_90a, (9, 0); (0, 0) of what is none."""
-    digits = architecture.removeprefix("sm_").rstrip("af")
-    return (int(digits[:-1]), int(digits[-1])) if digits.isdigit() else (0, 0)
 
 
 def open_bundle(

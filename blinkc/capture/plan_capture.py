@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from blinkc import abi
 from blinkc.capture.arena import ArenaPlan, ArenaRequest, plan_arena
+from blinkc.capture.compute_capability import compute_capability
 from blinkc.capture.grid import MAX_AUTO_KEYS, Limits, build_grid, plan_keys
 from blinkc.capture.plan import (
     DTYPE_BYTES,
@@ -106,12 +107,6 @@ class CaptureConfig:
         if self.has_logprobs:
             names.append("LOGPROBS")
         return sum(abi.constants()[f"BLINK_SAMPLER_{name}"] for name in names)
-
-
-def compute_capability(target: str) -> int:
-    """Return 90 of sm_90a; 0 of what names no GPU."""
-    digits = target.removeprefix("sm_").rstrip("af")
-    return int(digits) if digits.isdigit() else 0
 
 
 @dataclass(frozen=True, slots=True)

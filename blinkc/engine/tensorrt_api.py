@@ -28,6 +28,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
+from blinkc.capture.compute_capability import compute_capability
 from blinkc.errors import BlinkError
 
 PACKAGES = {"tensorrt": "tensorrt", "tensorrt-rtx": "tensorrt_rtx_bindings"}
@@ -245,7 +246,7 @@ def check_quantized_targets(kind: str, targets: tuple[str, ...]) -> None:
         BlinkError: names what works.
     """
     for target in targets:
-        if int(target.removeprefix("sm_").rstrip("af")) < OLDEST_QUANTIZED_TARGET[kind]:
+        if compute_capability(target) < OLDEST_QUANTIZED_TARGET[kind]:
             works = ", ".join(f"{k} from sm_{n} on" for k, n in OLDEST_QUANTIZED_TARGET.items())
             raise BlinkError(f"{target} does not take {kind} weights", hint=f"use {works}")
 
