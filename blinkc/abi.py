@@ -76,6 +76,12 @@ def offset_of(struct: str, field: str) -> int:
     return int(getattr(structs()[struct], field).offset)
 
 
+def logprobs_bytes() -> int:
+    """Return the bytes of a row of step.h's `sampled_logprobs`: 32-bit values, the chosen token's
+    and pairs of id and logprob."""
+    return 4 * (1 + 2 * constants()["BLINK_MAX_TOP_LOGPROBS"])
+
+
 def ring_layout(
     *,
     num_slots: int,

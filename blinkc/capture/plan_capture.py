@@ -44,7 +44,6 @@ PAGE_SIZE_TOKENS = 16
 TRACE_CAPACITY = 4096
 MAX_NUM_SLOTS = 1 << 16
 SAMPLING_PARAMS_BYTES = 64  # blink_sampling_params of step.h
-LOGPROBS_BYTES = 44  # of a row: sampled_logprobs of step.h
 TOKEN_COUNT_BYTES = 4  # of each row and token id on a GPU, for penalties
 
 
@@ -347,7 +346,7 @@ def _estimate_nodes(segmented: SegmentedModel) -> int:
 
 def _step_bytes(limits: Limits, pages_per_lane: int) -> int:
     tokens = max(limits.max_prefill_tokens, limits.max_batch)
-    per_row = 5 * 4 + SAMPLING_PARAMS_BYTES + LOGPROBS_BYTES
+    per_row = 5 * 4 + SAMPLING_PARAMS_BYTES + abi.logprobs_bytes()
     return 3 * 4 * tokens + per_row * limits.max_batch + 4 * pages_per_lane * (limits.max_batch + 1)
 
 

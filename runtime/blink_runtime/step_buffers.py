@@ -8,12 +8,12 @@ from functools import cache
 
 from blink_runtime.cuda_driver import DeviceBuffer
 from blink_runtime.cuda_kernels import StepAddresses
+from blinkc import abi
 from blinkc.resources import include_folder
 
 _ALIGNMENT_BYTES = 256
 STATE_BYTES = 64
 SAMPLING_BYTES = 64  # blink_sampling_params
-LOGPROBS_BYTES = 44  # of a row: the chosen token's, and five pairs of id and logprob
 
 
 @cache
@@ -51,7 +51,7 @@ class StepBuffers:
             "page_table": rows * max_pages_per_lane,
             "sampling": (max_batch + 1) * SAMPLING_BYTES,
             "sampled_ids": rows,
-            "sampled_logprobs": max_batch * LOGPROBS_BYTES if has_logprobs else 0,
+            "sampled_logprobs": max_batch * abi.logprobs_bytes() if has_logprobs else 0,
         }
         offsets, total = {}, 0
         for name, size in sizes.items():
