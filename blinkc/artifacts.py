@@ -101,7 +101,8 @@ class WeightFiles:
             "bytes": state.st_size,
             "mtime_ns": state.st_mtime_ns,
         }
-        self._build.write_json(_PATHS_NAME, self._entries)
+        if self._build.is_writable:
+            self._build.write_json(_PATHS_NAME, self._entries)
 
 
 def _is_unchanged(path: Path, entry: dict[str, Any]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import json
@@ -37,7 +38,8 @@ class BuildFolder(Closing):
 
     A stage is written beside its place and renamed into it, so that a killed run leaves it whole or
     absent. Nothing in it depends on where the folder lies; weight files are named by content, their
-    last known places stand in weight_paths.json.
+    last known places stand in weight_paths.json. A finished build may lie where nothing can be
+    written: it is opened with `create=False`, and `is_writable` says so.
 
     Raises:
         BlinkError: the folder is something else, or another compile holds it.
@@ -50,7 +52,8 @@ class BuildFolder(Closing):
             self._create()
         elif not self._marker.is_file():
             raise BlinkError(f"{path} is not a build", hint="make one with blinkc compile MODEL -o")
-        self._lock = self._take_lock()
+        self._lock = self._take_lock(must_write=create)
+        self.is_writable = os.access(path, os.W_OK)
         for leftover in path.glob(".new-*"):
             shutil.rmtree(leftover, ignore_errors=True)
 
@@ -67,10 +70,17 @@ class BuildFolder(Closing):
         if not self._marker.is_file():
             self.write_json("build.json", {"format": FORMAT_VERSION})
 
-    def _take_lock(self) -> IO[str]:
-        file = (self.path / ".lock").open("w")
+    def _take_lock(self, *, must_write: bool) -> IO[str]:
+        place, kind = self.path / ".lock", fcntl.LOCK_EX
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            file = place.open("w")
+        except OSError as error:
+            if must_write or error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+                raise
+            # Several may read at once, while nobody compiles into it.
+            file, kind = (place if place.exists() else self._marker).open(), fcntl.LOCK_SH
+        try:
+            fcntl.flock(file, kind | fcntl.LOCK_NB)
         except OSError:
             file.close()
             raise BlinkError(f"another blinkc is working in {self.path}") from None

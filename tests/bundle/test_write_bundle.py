@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import fcntl
 import json
 import shutil
 import subprocess
@@ -30,6 +32,7 @@ from blinkc.progress import Progress
 from tests.bundle.tiny_model import TEMPLATE, write_tiny_model
 
 QUIET = Progress(quiet=True)
+_PR_CAPBSET_DROP, _CAP_DAC_OVERRIDE = 24, 1  # of linux/prctl.h and linux/capability.h
 
 
 @pytest.fixture(scope="module")
@@ -138,6 +141,43 @@ def test_build_moved_to_another_place_with_its_weights(
     with pytest.raises(BlinkError, match="missing or have changed"):
         write_bundle(config, QUIET)
     write_bundle(replace(config, weights_from=(tmp_path / "m",)), QUIET)
+    verify_bundle(tmp_path / "out", progress=QUIET)
+
+
+def _drop_override() -> None:
+    """Have the program to be run obey the modes of files, also where root runs it."""
+    ctypes.CDLL(None).prctl(_PR_CAPBSET_DROP, _CAP_DAC_OVERRIDE, 0, 0, 0)
+
+
+def test_build_that_may_not_be_written_is_bundled(build: Path, model: Path, tmp_path: Path) -> None:
+    """The bug: the lock's file was opened for writing, and the weights' new place was kept."""
+    shutil.copytree(build, tmp_path / "b")
+    shutil.copytree(model, tmp_path / "m")
+    paths = json.loads((tmp_path / "b" / "weight_paths.json").read_text())
+    for entry in paths.values():
+        entry["path"] = "/nowhere/model.safetensors"
+    (tmp_path / "b" / "weight_paths.json").write_text(json.dumps(paths))
+    (tmp_path / "b" / ".lock").chmod(0o444)
+    (tmp_path / "b").chmod(0o555)
+    before = sorted((tmp_path / "b").iterdir())
+    if subprocess.run(["touch", tmp_path / "b" / "new"], preexec_fn=_drop_override).returncode == 0:
+        pytest.skip("this user may write wherever it likes")
+    options = ["-o", tmp_path / "out", "--weights-from", tmp_path / "m", "--no-cross-check"]
+    command = [sys.executable, "-m", "blinkc.cli", "bundle", tmp_path / "b", *options]
+
+    def bundle_it() -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            command, preexec_fn=_drop_override, capture_output=True, text=True, timeout=120
+        )
+
+    with BuildFolder(tmp_path / "b", create=False):  # of one who may write
+        refused = bundle_it()
+    assert refused.returncode == 1 and "another blinkc is working" in refused.stderr
+    with (tmp_path / "b" / ".lock").open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_SH)  # of another who may not write either
+        done = bundle_it()
+    assert done.returncode == 0, done.stderr
+    assert sorted((tmp_path / "b").iterdir()) == before
     verify_bundle(tmp_path / "out", progress=QUIET)
 
 
