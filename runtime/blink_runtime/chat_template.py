@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ import jinja2.ext
 import jinja2.meta
 import jinja2.nodes
 import jinja2.parser
+import jinja2.runtime
 import jinja2.sandbox
 
 if TYPE_CHECKING:
@@ -30,6 +32,11 @@ _COUNTED_ON = (
 # Above what a body of the default limit becomes: a template that multiplies its input would keep
 # the tokenizer busy for minutes, and other chats waiting.
 _MAX_CHARACTERS = 32 << 20
+# Rounds of loops and calls of macros: above what a body of the default limit has parts, and enough
+# for each of some thousand messages to look through all others; seconds where there is no end.
+_MAX_STEPS = 1_000_000
+_MAX_STEPS_OF_A_MESSAGE = 10_000
+_STEP = "a step"  # what counts them: no template can write such a name
 _RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
 
 
@@ -53,7 +60,7 @@ class ChatTemplate:
         try:
             tree = environment.parse(source)
             names = jinja2.meta.find_undeclared_variables(tree)
-            self._template = environment.from_string(source)
+            self._template = environment.from_string(_with_counted_steps(environment.parse(source)))
         # The last two come of one that is nested too deeply.
         except (jinja2.TemplateError, RecursionError, SyntaxError) as error:
             raise ChatTemplateError(f"the chat template does not compile: {error}") from error
@@ -85,15 +92,17 @@ class ChatTemplate:
 
         Raises:
             ChatTemplateError: the template called `raise_exception`, or cannot take these messages,
-                or would leave out what one of them holds.
+                or would leave out what one of them holds, or finds no end.
         """
         kwargs = dict(kwargs or {})
         if clash := sorted(_RESERVED & kwargs.keys()):
             raise ChatTemplateError(f"chat_template_kwargs must not set '{clash[0]}'")
         self._refuse_unread(messages)
+        max_steps = _MAX_STEPS + _MAX_STEPS_OF_A_MESSAGE * len(messages)
         context = {
             **self._special_tokens,
             **kwargs,
+            _STEP: _Steps(max_steps),
             "messages": messages,
             "tools": tools or None,
             "documents": None,
@@ -102,6 +111,12 @@ class ChatTemplate:
         try:
             text = self._template.render(context)
             text.encode()  # halves of characters, which nothing behind here takes
+        except _TooManyStepsError as error:
+            raise ChatTemplateError(
+                f"the model's chat template found no end within {max_steps} rounds of its loops "
+                "and calls of its macros; use /v1/completions, or compile the model with a chat "
+                "template that ends"
+            ) from error
         except Exception as error:  # a template is a program: whatever it raises, it refuses
             said = str(error).encode(errors="backslashreplace").decode() or type(error).__name__
             raise ChatTemplateError(f"the chat template refused the messages: {said}") from error
@@ -154,6 +169,44 @@ def _names_read(tree: jinja2.nodes.Template) -> set[str]:
     return attributes | {value for value in constants if isinstance(value, str)}
 
 
+class _TooManyStepsError(Exception):
+    """A rendering used up its steps."""
+
+
+@dataclass(slots=True)
+class _Steps:
+    """The steps that a rendering may still take: renderings run on several threads at a time."""
+
+    num_left: int
+
+
+def _with_counted_steps(tree: jinja2.nodes.Template) -> jinja2.nodes.Template:
+    """Make each round of a loop and each call of a macro or block count as a step."""
+    loops = list(tree.find_all(jinja2.nodes.For))
+    bodies = [loop.body for loop in loops]
+    bodies += [macro.body for macro in tree.find_all(jinja2.nodes.Macro)]
+    bodies += [block.body for block in tree.find_all(jinja2.nodes.Block)]
+    for body in bodies:
+        body.insert(0, jinja2.nodes.ExprStmt(_step_node()))
+    for loop in loops:
+        if loop.test is not None:  # what it leaves out is a round, too
+            loop.test = jinja2.nodes.And(_step_node(), loop.test)
+    return tree
+
+
+def _step_node() -> jinja2.nodes.Filter:
+    # Filters are what Jinja calls without asking the sandbox, which takes several times as long.
+    return jinja2.nodes.Filter(jinja2.nodes.ContextReference(), _STEP, [], [], None, None)
+
+
+def _count_step(context: jinja2.runtime.Context) -> bool:
+    steps: _Steps = context.parent[_STEP]
+    steps.num_left -= 1
+    if steps.num_left < 0:
+        raise _TooManyStepsError
+    return True
+
+
 class _GenerationTag(jinja2.ext.Extension):
     """`{% generation %}...{% endgeneration %}` marks text for training; it does nothing here."""
 
@@ -177,6 +230,7 @@ def _environment() -> jinja2.Environment:
         extensions=[_GenerationTag, jinja2.ext.loopcontrols],
     )
     environment.filters["tojson"] = _to_json
+    environment.filters[_STEP] = _count_step
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now
     return environment

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from blink_runtime import chat_template
 from blink_runtime.chat_template import ChatTemplate, ChatTemplateError
 
 LLAMA_3 = (
@@ -47,6 +48,28 @@ BLOCKS = """{% for m in messages %}
 {{ messages | tojson }} {{ {'b': 'é<>', 'a': [1, none]} | tojson(indent=2) }}
 {%- if tools %}tools{% endif %}{% if tools is none %} none{% endif %}
 """
+# All that repeats: counting its rounds changes no text.
+REPEATS = """
+{%- macro show(message, mark='-') %}{{ mark }}{{ message.role }}{{ caller() if caller }}
+{%- endmacro %}
+{%- for m in messages if m.role != 'system' %}
+{{ loop.index }}/{{ loop.length }}{{ loop.first }}{{ loop.last }}
+    {{- loop.previtem.role if not loop.first }}{{ loop.nextitem.role if not loop.last }}
+    {{- loop.cycle('a', 'b') }}{{ loop.changed(m.role) }}{{ show(m) }}
+    {%- for c in m.content if c == 'e' %}{{ c }}{% if loop.index > 1 %}{% break %}{% endif %}
+    {%- else %}none{% endfor %}
+{% else %}
+nobody
+{%- endfor %}
+{%- for m in [] %}{{ m }}{% else %}empty{% endfor %}
+{%- for x in [1, [2, [3]]] recursive %}{{ loop.depth }}{{ x if x is number else loop(x) }}
+{%- endfor %}
+{%- for m in messages %}{% call show(m, mark='+') %}!{% endcall %}{% endfor %}
+{%- set block %}{% for key, value in messages[0] | items %}{{ key }}={{ value }};{% endfor %}
+{%- endset %}
+{%- block tail scoped %}{{ block | upper }}{% for i in range(3) %}{{ i }}{% endfor %}{% endblock %}
+{{- self.tail() }}{% filter replace('a', 'b') %}{% for m in messages %}a{% endfor %}{% endfilter %}
+"""
 CHATS: list[list[dict[str, Any]]] = [
     [{"role": "user", "content": "Hello"}],
     [
@@ -56,10 +79,11 @@ CHATS: list[list[dict[str, Any]]] = [
         {"role": "user", "content": "{{ 7 * 7 }} {% raw %}"},
     ],
 ]
+SOURCES = {"llama3": LLAMA_3, "chatml": CHATML, "blocks": BLOCKS, "repeats": REPEATS}
 TOKENS = {"bos_token": "<|begin_of_text|>", "eos_token": "<|end|>"}
 
 
-@pytest.mark.parametrize("source", [LLAMA_3, CHATML, BLOCKS], ids=["llama3", "chatml", "blocks"])
+@pytest.mark.parametrize("source", SOURCES.values(), ids=SOURCES)
 @pytest.mark.parametrize("chat", CHATS, ids=["short", "long"])
 @pytest.mark.parametrize("adds", [True, False])
 @pytest.mark.parametrize("kwargs", [{}, {"enable_thinking": False}])
@@ -178,6 +202,51 @@ def test_what_a_template_would_drop_is_refused(name: str, value: Any) -> None:
 def test_what_a_template_may_not_do(source: str) -> None:
     with pytest.raises(ChatTemplateError):
         ChatTemplate(source, {}).render(CHATS[0])
+
+
+LOOP = "{% for i in range(1000) %}"
+END = "{% endfor %}"
+MACRO = "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}"
+BLOCK = (
+    "{% set ns = namespace(depth=0) %}{% block a %}{% set ns.depth = ns.depth + 1 %}"
+    "{% if ns.depth < 16 %}{{ self.a() }}{{ self.a() }}{% endif %}"
+    "{% set ns.depth = ns.depth - 1 %}{% endblock %}"
+)
+
+
+# Of an end that comes after all, so that without the limit the test fails instead of hanging.
+@pytest.mark.parametrize(
+    "source",
+    [
+        LOOP + LOOP + END + END,
+        LOOP + LOOP + "{% continue %}" + END + "{{ loop.index }}" + END,
+        LOOP + "{% for i in range(1000) if not i %}" + END + END,
+        LOOP + "{% block a scoped %}" + LOOP + END + "{% endblock %}" + END,
+        "{% for i in [9, 9] recursive %}{{ loop([9, 9]) if loop.depth < 16 }}{% endfor %}",
+        MACRO + "{{ f(16) }}",
+        BLOCK,
+    ],
+    ids=["nested", "continue", "left out", "scoped", "recursive", "macro", "block"],
+)
+def test_a_template_without_end_is_refused(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bug: such a template held the network's thread, and with it the whole server."""
+    monkeypatch.setattr(chat_template, "_MAX_STEPS", 20_000)
+    template = ChatTemplate(source, {})
+    with pytest.raises(ChatTemplateError, match=r"found no end within 30000 .*/v1/completions"):
+        template.render(CHATS[0])
+    # A client cannot give itself more.
+    with pytest.raises(ChatTemplateError, match=r"found no end within 30000"):
+        template.render(CHATS[0], kwargs={chat_template._STEP: None})
+
+
+def test_many_messages_may_take_many_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each message looks through all others, as templates do that look for the last question."""
+    monkeypatch.setattr(chat_template, "_MAX_STEPS", 10)
+    source = (
+        "{% for m in messages %}{% for other in messages %}{% if loop.last %}{{ m.role }}"
+        "{% endif %}{% endfor %}{% endfor %}"
+    )
+    assert ChatTemplate(source, {}).render(CHATS[0] * 300) == "user" * 300
 
 
 def test_a_refusal_can_be_told() -> None:
