@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <limits>
 #include <optional>
 
 #include "frontend/http_message.h"
@@ -363,11 +364,13 @@ void HttpRequestParser::read_connection(std::string_view value) {
 void HttpRequestParser::read_content_length(std::string_view value) {
   if (has_length_) return fail(HttpFault::repeated_header);
   has_length_ = true;
-  if (value.empty() || value.size() > 18) return fail(HttpFault::malformed_length);
+  if (value.empty()) return fail(HttpFault::malformed_length);
+  constexpr uint64_t kMost = std::numeric_limits<uint64_t>::max();  // stands for all above it
   uint64_t length = 0;
   for (const char digit : value) {
     if (digit < '0' || digit > '9') return fail(HttpFault::malformed_length);
-    length = length * 10 + static_cast<uint64_t>(digit - '0');
+    const auto number = static_cast<uint64_t>(digit - '0');
+    length = length > (kMost - number) / 10 ? kMost : length * 10 + number;
   }
   request_.content_length = length;
 }

@@ -114,6 +114,10 @@ def check_body_bytes(small: Server) -> None:
     # Said by its length: refused before it is sent.
     too_long = head + b"Content-Length: 200001\r\nExpect: 100-continue\r\n\r\n"
     assert answer_to(small, too_long) == (413, "body_too_large")
+    # The bug: one of more than 18 digits was 400.
+    for length in (10**18, 2**64, 10**40):
+        said = head + b"Content-Length: %d\r\n\r\n" % length
+        assert answer_to(small, said) == (413, "body_too_large")
     chunk = b"19000\r\n" + bytes(0x19000) + b"\r\n"
     assert answer_to(small, CHUNKED + chunk * 2) == (413, "body_too_large")
     # All bytes are sent before anything is read: the answer must arrive all the same.
