@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 from blinkc import abi, stages
 from blinkc.artifacts import WeightFiles, load_segmented
 from blinkc.build_folder import RECORD_NAME, BuildFolder, hash_file, replace_folder
-from blinkc.bundle.cross_check import checkpoint_folder, cross_check, reference_completion
+from blinkc.bundle.cross_check import checkpoint_folder
 from blinkc.bundle.golden import NUM_GOLDEN_TOKENS, golden_prompt, run_golden
+from blinkc.bundle.kept_reference import KeptReference
 from blinkc.bundle.manifest import (
     MANIFEST_NAME,
     EngineEntry,
@@ -146,7 +147,7 @@ def _write_content(
         }
     )
     (folder / MANIFEST_NAME).write_bytes(manifest_to_bytes(manifest))
-    golden = _golden(config, manifest, folder, segmented, progress)
+    golden = _golden(config, manifest, folder, segmented, KeptReference(build, files), progress)
     manifest = Manifest.model_validate({**dict(manifest), "golden": golden})
     (folder / MANIFEST_NAME).write_bytes(manifest_to_bytes(manifest))
     return manifest
@@ -167,6 +168,7 @@ def _golden(
     manifest: Manifest,
     folder: Path,
     segmented: SegmentedModel,
+    reference: KeptReference,
     progress: Progress,
 ) -> Golden:
     """Compute the golden tokens: on the CPU target itself; for a GPU by transformers, with margins,
@@ -190,10 +192,10 @@ def _golden(
     checkpoint = checkpoint_folder(segmented) if compares else None
     if checkpoint is not None and output:
         with progress.step("golden", "comparing it with transformers"):
-            checked_against = cross_check(checkpoint, prompt, output)
+            checked_against = reference.cross_check(checkpoint, prompt, output)
     elif checkpoint is not None:
         with progress.step("golden", "asking transformers"):
-            output, margins, made_by = reference_completion(checkpoint, prompt, count)
+            output, margins, made_by = reference.completion(checkpoint, prompt, count)
     return Golden(
         prompt_token_ids=tuple(prompt),
         output_token_ids=tuple(output),

@@ -17,8 +17,10 @@ import pytest
 from blinkc import artifacts, stages
 from blinkc.build_folder import BuildFolder
 from blinkc.bundle import cross_check as cross_check_module
+from blinkc.bundle import kept_reference
 from blinkc.bundle import write_bundle as module
 from blinkc.bundle.cross_check import cross_check, reference_completion
+from blinkc.bundle.kept_reference import KeptReference
 from blinkc.bundle.manifest import MANIFEST_NAME, Manifest, manifest_to_bytes
 from blinkc.bundle.reader import open_bundle
 from blinkc.bundle.verify_bundle import verify_bundle
@@ -89,6 +91,55 @@ def test_torch_follows_a_quota(model: Path, monkeypatch: pytest.MonkeyPatch) -> 
         torch.set_num_threads(before)
 
 
+def test_transformers_is_not_asked_again(
+    build: Path, bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bug: each bundling of an unchanged build loaded the checkpoint and compared it anew."""
+
+    def fail(*_: Any) -> str:
+        raise AssertionError("asked again")
+
+    monkeypatch.setattr(cross_check_module, "cross_check", fail)
+    manifest = write_bundle(BundleConfig(build=build, output=tmp_path / "again"), QUIET)
+    with open_bundle(bundle) as first:
+        assert manifest.golden == first.manifest.golden
+
+
+def test_kept_answer_is_of_this_checkpoint_and_question(
+    build: Path, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(build, tmp_path / "b")
+    shutil.copytree(model, tmp_path / "m")
+    asked: list[tuple[list[int], int]] = []
+
+    def complete(_: Path, prompt: list[int], count: int) -> tuple[list[int], list[float], str]:
+        asked.append((prompt, count))
+        return [len(asked)] * count, [0.1] * count, "transformers"
+
+    monkeypatch.setattr(cross_check_module, "reference_completion", complete)
+
+    def ask(prompt: list[int], count: int) -> tuple[list[int], list[float], str]:
+        with BuildFolder(tmp_path / "b", create=False) as folder:
+            reference = KeptReference(folder, artifacts.WeightFiles(folder))
+            return reference.completion(tmp_path / "m", prompt, count)
+
+    first = ask([5, 6], 3)
+    assert ask([5, 6], 3) == first and len(asked) == 1
+    for question in (([5, 7], 3), ([5, 7], 2)):
+        ask(*question)
+        assert asked[-1] == question
+    weights = bytearray((tmp_path / "m" / "model.safetensors").read_bytes())
+    weights[-1] ^= 1
+    (tmp_path / "m" / "model.safetensors").write_bytes(weights)
+    ask([5, 7], 2)
+    config = json.loads((tmp_path / "m" / "config.json").read_text())
+    (tmp_path / "m" / "config.json").write_text(json.dumps(config | {"rms_norm_eps": 0.5}))
+    ask([5, 7], 2)
+    monkeypatch.setattr(kept_reference, "tool_versions", lambda _: {"transformers": "0"})
+    ask([5, 7], 2)
+    assert len(asked) == 6
+
+
 def test_bundle_carries_tokenizer_template_and_provenance(bundle: Path) -> None:
     with open_bundle(bundle) as opened:
         manifest = opened.manifest
@@ -150,19 +201,20 @@ def _drop_override() -> None:
 
 
 def test_build_that_may_not_be_written_is_bundled(build: Path, model: Path, tmp_path: Path) -> None:
-    """The bug: the lock's file was opened for writing, and the weights' new place was kept."""
+    """The bug: the lock's file was opened for writing, and answers were kept."""
     shutil.copytree(build, tmp_path / "b")
     shutil.copytree(model, tmp_path / "m")
     paths = json.loads((tmp_path / "b" / "weight_paths.json").read_text())
     for entry in paths.values():
         entry["path"] = "/nowhere/model.safetensors"
     (tmp_path / "b" / "weight_paths.json").write_text(json.dumps(paths))
+    (tmp_path / "b" / "reference.json").unlink(missing_ok=True)
     (tmp_path / "b" / ".lock").chmod(0o444)
     (tmp_path / "b").chmod(0o555)
     before = sorted((tmp_path / "b").iterdir())
     if subprocess.run(["touch", tmp_path / "b" / "new"], preexec_fn=_drop_override).returncode == 0:
         pytest.skip("this user may write wherever it likes")
-    options = ["-o", tmp_path / "out", "--weights-from", tmp_path / "m", "--no-cross-check"]
+    options = ["-o", tmp_path / "out", "--weights-from", tmp_path / "m"]
     command = [sys.executable, "-m", "blinkc.cli", "bundle", tmp_path / "b", *options]
 
     def bundle_it() -> subprocess.CompletedProcess[str]:
