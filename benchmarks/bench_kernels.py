@@ -314,8 +314,9 @@ def bench_experts(bench: Bench) -> None:
     """Time the experts of Qwen3-30B-A3B's shape; 8 layers' weights in turn."""
     import torch
 
-    from blink_runtime.cuda_experts import ExpertsShape, expert_launches, experts_scratch
-    from tests.gpu.harness import KernelHarness, PagedStep
+    from blink_runtime.cuda_experts import ExpertsShape
+    from tests.gpu.experts_step import ExpertsStep
+    from tests.gpu.harness import KernelHarness
 
     harness = KernelHarness.__new__(KernelHarness)
     harness.dtype = torch.bfloat16
@@ -328,35 +329,12 @@ def bench_experts(bench: Bench) -> None:
         for _ in range(4)
     ]
     for tokens in (1, 4, 16, 64, 512, 2048):
-        x = torch.randn(tokens, 2048, device="cuda", dtype=torch.bfloat16)
-        ids = torch.stack([torch.randperm(128)[:8] for _ in range(tokens)]).to(torch.int32).cuda()
-        weights = torch.rand(tokens, 8, device="cuda").to(torch.bfloat16)
-        out = torch.empty_like(x)
-        scratch = {
-            n: torch.empty(size // 4 + 4, device="cuda", dtype=torch.int32)
-            for n, size in experts_scratch(shape, tokens).items()
-        }
-        paged = PagedStep(harness, [tokens], [tokens], 1, 64)
-        step = paged.addresses()
+        step = ExpertsStep(harness, shape, tokens)
         launches = [
-            item
-            for gate_up, down in layers
-            for item in expert_launches(
-                bench.kernels,
-                step,
-                shape,
-                x.data_ptr(),
-                ids.data_ptr(),
-                weights.data_ptr(),
-                gate_up.data_ptr(),
-                down.data_ptr(),
-                out.data_ptr(),
-                {n: t.data_ptr() for n, t in scratch.items()},
-                tokens,
-            )
+            item for gate_up, down in layers for item in step.launches(bench.kernels, gate_up, down)
         ]
         torch.cuda.synchronize()
-        distinct = len(set(ids.flatten().tolist()))
+        distinct = len(set(step.ids.flatten().tolist()))
         bytes_floor = distinct * 3 * 768 * 2048 * 2 / 4.3e12 * 1e6
         flops_floor = tokens * 8 * 3 * 768 * 2048 * 2 / 790e12 * 1e6
         bench.report(

@@ -11,9 +11,10 @@ from typing import Any
 
 import torch
 
-from blink_runtime.cuda_experts import ExpertsShape, expert_launches, experts_scratch
+from blink_runtime.cuda_experts import ExpertsShape
 from blink_runtime.cuda_kernels import AttentionShape
 from blinkc.engine.cuda_instances import GemvInstance, NarrowInstance
+from tests.gpu.experts_step import ExpertsStep
 from tests.gpu.harness import Harness, PagedStep, reference_attention, relative_error
 
 # heads, KV heads, head size, window, softcap, sinks
@@ -390,46 +391,18 @@ def check_experts(kernels: Harness, num_tokens: int, sizes: tuple[int, int, int,
     shape = ExpertsShape(
         num_experts=experts, num_choices=choices, hidden_size=hidden, intermediate_size=intermediate
     )
-    x = kernels.of_previous(kernels.random(num_tokens, hidden))
-    ids = torch.stack([torch.randperm(experts)[:choices] for _ in range(num_tokens)])
-    ids = kernels.place(ids.to(torch.int32))
-    weights = kernels.place(
-        torch.softmax(kernels.random(num_tokens, choices).float(), -1).to(kernels.dtype)
-    )
+    padding = num_tokens // 3
+    step = ExpertsStep(kernels, shape, num_tokens, padding)
     gate_up = kernels.random(experts, 2 * intermediate, hidden, scale=hidden**-0.5)
     down = kernels.random(experts, hidden, intermediate, scale=intermediate**-0.5)
-    out = kernels.poisoned(num_tokens, hidden)
-    scratch = {
-        name: kernels.poisoned(size // 4 + 4, dtype=torch.int32)
-        for name, size in experts_scratch(shape, num_tokens).items()
-    }
-    padding = num_tokens // 3
-    paged = PagedStep(
-        kernels, [num_tokens - padding], [num_tokens - padding], 1, 64, padding_tokens=padding
-    )
-    step = paged.addresses()  # the buffers belong to `paged`
     for _ in range(2):
-        kernels.run(
-            expert_launches(
-                kernels.kernels,
-                step,
-                shape,
-                x.data_ptr(),
-                ids.data_ptr(),
-                weights.data_ptr(),
-                gate_up.data_ptr(),
-                down.data_ptr(),
-                out.data_ptr(),
-                {n: t.data_ptr() for n, t in scratch.items()},
-                num_tokens,
-            )
-        )
+        kernels.run(step.launches(kernels.kernels, gate_up, down))
         want = torch.zeros(num_tokens, hidden, device=kernels.device, dtype=torch.float64)
         for t in range(num_tokens - padding):
             for c in range(choices):
-                e = int(ids[t, c])
-                both = gate_up[e].double() @ x[t].double()
+                e = int(step.ids[t, c])
+                both = gate_up[e].double() @ step.x[t].double()
                 act = torch.nn.functional.silu(both[:intermediate]) * both[intermediate:]
-                want[t] += weights[t, c].double() * (down[e].double() @ act)
-        assert relative_error(out, want) < 1e-2
-        assert (out[num_tokens - padding :] == 0).all()
+                want[t] += step.weights[t, c].double() * (down[e].double() @ act)
+        assert relative_error(step.out, want) < 1e-2
+        assert (step.out[num_tokens - padding :] == 0).all()
