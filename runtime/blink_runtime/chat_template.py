@@ -36,6 +36,7 @@ _MAX_CHARACTERS = 32 << 20
 # for each of some thousand messages to look through all others; seconds where there is no end.
 _MAX_STEPS = 1_000_000
 _MAX_STEPS_OF_A_MESSAGE = 10_000
+_MAX_POWER_BITS = 4096  # a large one holds all threads, and nothing can stop it
 _STEP = "a step"  # what counts them: no template can write such a name
 _RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
 
@@ -223,8 +224,22 @@ class _GenerationTag(jinja2.ext.Extension):
         return caller()
 
 
+class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
+    """The sandbox, without powers that a processor has no time for."""
+
+    intercepted_binops = frozenset({"**"})
+
+    def call_binop(
+        self, context: jinja2.runtime.Context, operator: str, left: Any, right: Any
+    ) -> Any:
+        are_integers = isinstance(left, int) and isinstance(right, int)
+        if are_integers and right * (left.bit_length() - 1) > _MAX_POWER_BITS:
+            raise ValueError(f"a power has more than {_MAX_POWER_BITS} bits")
+        return super().call_binop(context, operator, left, right)
+
+
 def _environment() -> jinja2.Environment:
-    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+    environment = _Environment(
         trim_blocks=True,
         lstrip_blocks=True,
         extensions=[_GenerationTag, jinja2.ext.loopcontrols],

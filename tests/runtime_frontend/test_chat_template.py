@@ -249,6 +249,18 @@ def test_many_messages_may_take_many_steps(monkeypatch: pytest.MonkeyPatch) -> N
     assert ChatTemplate(source, {}).render(CHATS[0] * 300) == "user" * 300
 
 
+def test_powers_are_bounded() -> None:
+    """The bug: a power held the server, or its start where both terms are constants."""
+    allowed = ChatTemplate("{{ 2 ** 10 }} {{ 2 ** 0.5 > 1 }} {{ 2 ** -1 }} {{ 1 ** 99999 }}", {})
+    assert allowed.render(CHATS[0]) == "1024 True 0.5 1"
+    for source in (
+        "{{ 7 ** 99999 > 1 }}",
+        "{% set n = messages | length * 99999 %}{{ 7 ** n > 1 }}",
+    ):
+        with pytest.raises(ChatTemplateError, match="a power has more than 4096 bits"):
+            ChatTemplate(source, {}).render(CHATS[0])
+
+
 def test_a_refusal_can_be_told() -> None:
     # Guards: half a character in it left the client with "std::bad_cast".
     with pytest.raises(ChatTemplateError) as refusal:
