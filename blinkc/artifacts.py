@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
@@ -48,7 +49,7 @@ class WeightFiles:
 
     def add(self, path: Path) -> str:
         """Return a file's SHA-256 and remember its place; an unchanged file is not read again."""
-        path = path.resolve()
+        path = Path(os.path.abspath(path))  # links stay: a hub keeps all else beside them
         state = path.stat()
         for digest, entry in self._entries.items():
             known = (entry["path"], entry["bytes"], entry["mtime_ns"])
@@ -76,8 +77,9 @@ class WeightFiles:
         for candidate in (last, *(folder / last.name for folder in self._search)):
             is_alike = candidate.is_file() and candidate.stat().st_size == entry["bytes"]
             if is_alike and hash_file(candidate) == digest:
-                self._remember(digest, candidate.resolve())
-                return candidate.resolve()
+                found = Path(os.path.abspath(candidate))
+                self._remember(digest, found)
+                return found
         raise BlinkError(
             f"the weights {last} are missing or have changed",
             hint="give their folder with --weights-from, or run blinkc compile again",

@@ -105,6 +105,21 @@ def test_transformers_is_not_asked_again(
         assert manifest.golden == first.manifest.golden
 
 
+def test_a_hub_snapshot_is_compared_with_transformers(model: Path, tmp_path: Path) -> None:
+    """The bug: its files are links to files named by hash, where no config.json lies beside."""
+    snapshot, blobs = tmp_path / "snapshots" / "main", tmp_path / "blobs"
+    snapshot.mkdir(parents=True)
+    blobs.mkdir()
+    for number, path in enumerate(sorted(model.iterdir())):
+        shutil.copyfile(path, blobs / f"blob{number}")
+        (snapshot / path.name).symlink_to(blobs / f"blob{number}")
+    compile_model(CompileConfig(model=str(snapshot), until="segment"), tmp_path / "b")
+    with BuildFolder(tmp_path / "b", create=False) as folder:
+        files = artifacts.WeightFiles(folder)
+        segmented = artifacts.load_segmented(folder.stage_folder("segment"), files)
+    assert cross_check_module.checkpoint_folder(segmented) == snapshot
+
+
 def test_kept_answer_is_of_this_checkpoint_and_question(
     build: Path, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
