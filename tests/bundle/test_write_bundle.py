@@ -194,15 +194,20 @@ def test_referenced_weights_give_the_same_tokens(
         assert manifest.golden == embedded.manifest.golden
 
 
+def copy_elsewhere(build: Path, model: Path, folder: Path) -> None:
+    """Copy build and weights to `folder`/b and /m; the build knows of a place that is gone."""
+    shutil.copytree(build, folder / "b")
+    shutil.copytree(model, folder / "m")
+    paths = json.loads((folder / "b" / "weight_paths.json").read_text())
+    for entry in paths.values():
+        entry["path"] = "/nowhere/model.safetensors"
+    (folder / "b" / "weight_paths.json").write_text(json.dumps(paths))
+
+
 def test_build_moved_to_another_place_with_its_weights(
     build: Path, model: Path, tmp_path: Path
 ) -> None:
-    shutil.copytree(build, tmp_path / "b")
-    shutil.copytree(model, tmp_path / "m")
-    paths = json.loads((tmp_path / "b" / "weight_paths.json").read_text())
-    for entry in paths.values():
-        entry["path"] = "/nowhere/model.safetensors"
-    (tmp_path / "b" / "weight_paths.json").write_text(json.dumps(paths))
+    copy_elsewhere(build, model, tmp_path)
     config = BundleConfig(build=tmp_path / "b", output=tmp_path / "out", cross_check=False)
     with pytest.raises(BlinkError, match="missing or have changed"):
         write_bundle(config, QUIET)
@@ -217,12 +222,7 @@ def _drop_override() -> None:
 
 def test_build_that_may_not_be_written_is_bundled(build: Path, model: Path, tmp_path: Path) -> None:
     """The bug: the lock's file was opened for writing, and answers were kept."""
-    shutil.copytree(build, tmp_path / "b")
-    shutil.copytree(model, tmp_path / "m")
-    paths = json.loads((tmp_path / "b" / "weight_paths.json").read_text())
-    for entry in paths.values():
-        entry["path"] = "/nowhere/model.safetensors"
-    (tmp_path / "b" / "weight_paths.json").write_text(json.dumps(paths))
+    copy_elsewhere(build, model, tmp_path)
     (tmp_path / "b" / "reference.json").unlink(missing_ok=True)
     (tmp_path / "b" / ".lock").chmod(0o444)
     (tmp_path / "b").chmod(0o555)
