@@ -144,7 +144,6 @@ class LoadClient(Closing):
     def run(self, load: Load) -> list[RequestTimes]:
         """Send the load, wait for all answers; times in the order in which answers ended."""
         requests = self._requests(load)
-        self._ready(0.0)  # drops what the server has closed since
         done: list[RequestTimes] = []
         due = self._due_times(load, time.monotonic_ns())
         next_due = next(due)
@@ -167,9 +166,13 @@ class LoadClient(Closing):
                     wait_s = max(0.0, (next_due - time.monotonic_ns()) * 1e-9 - SPIN_S)
                 for connection in self._ready(wait_s):
                     times = connection.receive()
-                    if times is not None:
+                    if times is None:
+                        continue
+                    done.append(times)
+                    if num_sent < load.num_requests:
                         self._idle.append(connection)
-                        done.append(times)
+                    else:  # a server closes what is idle for long, perhaps just as it is used again
+                        self._drop(connection)
                 if time.monotonic() > deadline:
                     raise RuntimeError(
                         f"{load.num_requests - len(done)} of {load.num_requests} requests are open "
@@ -222,12 +225,15 @@ class LoadClient(Closing):
         """Wait for connections with something to read; drop idle ones, which the server closed."""
         found = [key.data for key, _ in self._selector.select(wait_s)]
         for connection in [c for c in found if c.times is None]:
-            self._selector.unregister(connection.socket)
-            connection.socket.close()
             self._idle.remove(connection)
-            self._open.remove(connection)
+            self._drop(connection)
             found.remove(connection)
         return found
+
+    def _drop(self, connection: _Connection) -> None:
+        self._selector.unregister(connection.socket)
+        connection.socket.close()
+        self._open.remove(connection)
 
     def close(self) -> None:
         """Close every connection."""

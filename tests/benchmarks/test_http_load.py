@@ -44,15 +44,16 @@ def load(**changes: Any) -> Load:
     return Load(**{**values, **changes})
 
 
-def test_idle_connections_may_be_closed(make_server: Callable[..., Any]) -> None:
+def test_the_server_may_close_idle_connections(make_server: Callable[..., Any]) -> None:
     """The bug: a long run ended where the server closed connections that had nothing more to do."""
-    url = make_server(owner={"token_interval_us": 20_000}, idle_timeout_ms=100).front_end.url
-    few = load(num_requests=2, concurrency=1, output_tokens=20)  # 400 ms each
+    owner = {"token_interval_us": 20_000}
+    url = make_server(owner=owner, idle_timeout_ms=300).front_end.url
     with LoadClient(url) as client:
-        client.run(load(concurrency=12, output_tokens=1))
-        assert len(client.run(few)) == 2  # eleven close meanwhile
-        time.sleep(0.3)  # and the last one between two loads
-        assert len(client.run(few)) == 2
+        # The last one takes 800 ms alone; the other connections have done their part by then.
+        times = client.run(load(num_requests=9, concurrency=8, output_tokens=40))
+        time.sleep(0.6)
+        times += client.run(load(num_requests=2, concurrency=2))
+    assert len(times) == 11
 
 
 def test_closed_loop(url: str) -> None:
