@@ -38,11 +38,10 @@ QWEN3_30B_A3B = {
     "rope_theta": 1000000.0, "bos_token_id": 1, "eos_token_id": 2,
 }  # fmt: skip
 TWO_LAYERS = {
-    **_COMMON,
-    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 512,
-    "intermediate_size": 1024, "num_hidden_layers": 2, "num_attention_heads": 8,
-    "num_key_value_heads": 4, "vocab_size": 32000, "rms_norm_eps": 1e-5, "rope_theta": 500000.0,
-    "bos_token_id": 1, "eos_token_id": 2,
+    **LLAMA_8B,
+    "hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 2,
+    "num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 32000, "bos_token_id": 1,
+    "eos_token_id": 2,
 }  # fmt: skip
 SERVED = "prefill:1,2,4@64..4096x2/decode:1,2,4,8,16,32,64@256..2048x2"
 MANY = "prefill:1,2,4@64..2048+64/decode:1..64@256..2048+256,64,128,384"
