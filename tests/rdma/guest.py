@@ -1,7 +1,9 @@
 """Small virtual machines with an RDMA device: programs and a shell script -> what they printed.
 
 A guest is QEMU without KVM, a kernel and an archive of files in memory; it starts, runs its script,
-tells its exit status and ends. Two guests share a wire: Soft-RoCE packets really travel.
+tells its exit status and ends. Two guests share a wire: Soft-RoCE packets really travel. When one
+of them has ended, the other reads the line "over" on its console: a wire that loses packets is no
+way to say goodbye, since whoever speaks last never knows whether it was heard.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -87,17 +89,30 @@ def run_guests(*guests: Guest, limit_s: float = BOOT_LIMIT_S) -> list[Outcome]:
             _start(guest, folder / f"guest{i}", ports[i], ports[1 - i] if len(guests) == 2 else 0)
             for i, guest in enumerate(guests)
         ]
+        processes = [stack.enter_context(process) for process, _ in started]
         deadline = time.monotonic() + limit_s
-        outcomes = []
-        for process, console in started:
-            try:
-                code = process.wait(max(0.1, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-                code = -1
-            outcomes.append(_outcome(code, console))
-        return outcomes
+        running = list(processes)
+        while running and time.monotonic() < deadline:
+            time.sleep(0.05)
+            left = [process for process in running if process.poll() is None]
+            if len(left) < len(running):
+                for process in left:
+                    _tell(process, b"over\n")
+            running = left
+        for process in running:
+            process.kill()
+        return [
+            _outcome(-1 if process in running else process.wait(), console)
+            for process, console in started
+        ]
+
+
+def _tell(process: subprocess.Popen[bytes], line: bytes) -> None:
+    """Write a line to a guest's console; one that has just ended does not mind."""
+    assert process.stdin is not None
+    with suppress(BrokenPipeError):
+        process.stdin.write(line)
+        process.stdin.flush()
 
 
 def _outcome(code: int, console: Path) -> Outcome:
@@ -133,7 +148,7 @@ def _start(
     ]  # fmt: skip
     with console.open("wb") as output:
         process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT
+            command, stdin=subprocess.PIPE, stdout=output, stderr=subprocess.STDOUT
         )
     return process, console
 

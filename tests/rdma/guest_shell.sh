@@ -98,8 +98,8 @@ hang() {
     --post-data '{"prompt":"in flight","max_tokens":1000,"ignore_eos":true}' $URL/v1/completions
 }
 
-# Until the other guest says that it is over.
-wait_for_word() {
-  nc -l -p 9000 </dev/null >/tmp/word
-  grep -q over /tmp/word
+# Until the other guest has ended.
+wait_for_the_other() {
+  local line=""
+  until [ "$line" = over ]; do read line </dev/ttyS0; done
 }
