@@ -139,6 +139,7 @@ class Blob {
   }
   bool has_flag(BlobFlag flag) const { return (header_.flags & flag) != 0; }
   uint8_t token_flags(uint32_t id) const { return token_flags_[id]; }
+  size_t num_token_bytes() const { return token_bytes_.size(); }  // of all ids
   std::string_view token_bytes(uint32_t id) const {
     return std::string_view(token_bytes_.data(), token_bytes_.size())
         .substr(token_offsets_[id], token_offsets_[id + 1] - token_offsets_[id]);

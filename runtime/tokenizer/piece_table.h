@@ -3,10 +3,11 @@
 
 #include <cstdint>
 #include <cstring>
+#include <memory_resource>
+#include <string>
 #include <string_view>
 #include <vector>
 
-#include "aligned_array.h"
 #include "blob.h"
 
 namespace blink {
@@ -44,14 +45,15 @@ inline uint64_t hash_of(const ShortKey& key) {
 
 class PieceTable {
  public:
-  PieceTable() = default;
+  explicit PieceTable(std::pmr::memory_resource* memory)
+      : lines_(1, memory), long_heads_(memory), long_pieces_(memory) {}
 
-  // `num_pieces` bounds the calls of insert.
-  explicit PieceTable(size_t num_pieces) {
+  // Makes room for `num_pieces` calls of insert; to be called before the first.
+  void reserve(size_t num_pieces) {
     uint64_t num_lines = 16;
     while (num_lines < num_pieces) num_lines *= 2;
     line_mask_ = num_lines - 1;
-    lines_ = AlignedArray<Line>(num_lines, Line{});
+    lines_.resize(num_lines);
     long_heads_.assign(num_lines / 4, kNoId);
   }
 
@@ -108,12 +110,12 @@ class PieceTable {
  private:
   static constexpr uint32_t kLineEntries = 3;
 
-  struct Line {
+  struct alignas(64) Line {
     ShortKey keys[kLineEntries] = {};
     uint32_t ids[kLineEntries] = {kNoId, kNoId, kNoId};
     uint32_t used = 0;
   };
-  static_assert(sizeof(Line) == kLineBytes);
+  static_assert(sizeof(Line) == 64);
 
   struct LongPiece {
     std::string bytes;
@@ -139,9 +141,9 @@ class PieceTable {
   }
 
   uint64_t line_mask_ = 0;
-  AlignedArray<Line> lines_{1, Line{}};
-  std::vector<uint32_t> long_heads_;
-  std::vector<LongPiece> long_pieces_;
+  std::pmr::vector<Line> lines_;
+  std::pmr::vector<uint32_t> long_heads_;
+  std::pmr::vector<LongPiece> long_pieces_;
 };
 
 }  // namespace blink

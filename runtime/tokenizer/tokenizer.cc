@@ -50,6 +50,8 @@ AddedTokenFinder make_finder(const Blob& blob, bool normalized) {
 void fill_texts(TokenizerData& data) {
   const Blob& blob = data.blob;
   const bool characters = data.characters();
+  data.text_offsets.reserve(size_t{blob.header().num_ids} + 1);
+  data.text_bytes.reserve(blob.num_token_bytes());
   data.text_offsets.push_back(0);
   for (uint32_t id = 0; id < blob.header().num_ids; ++id) {
     std::string_view bytes = blob.token_bytes(id);
@@ -107,11 +109,11 @@ void fill_pieces(TokenizerData& data) {
     for (uint32_t id = 0; id < num_ids; ++id) {
       if (in_model(id) && is_one_character(blob.token_bytes(id))) ids.push_back(id);
     }
-    data.one_character = PieceTable(ids.size());
+    data.one_character.reserve(ids.size());
     for (const uint32_t id : ids) data.one_character.insert(blob.token_bytes(id), id);
     fill_joined_pairs(data);
   }
-  data.whole_pieces = PieceTable(num_ids);
+  data.whole_pieces.reserve(num_ids);
   MergeScratch scratch;
   std::vector<uint32_t> ids;
   for (uint32_t id = 0; id < num_ids; ++id) {
@@ -161,8 +163,7 @@ void append_characters(const TokenizerData& data, std::span<const uint32_t> ids,
 
 }  // namespace
 
-TokenizerData::TokenizerData(Blob checked)
-    : serial(next_serial()), blob(std::move(checked)), merges(blob.merges()) {
+TokenizerData::TokenizerData(Blob checked) : serial(next_serial()), blob(std::move(checked)) {
   const auto byte_ids = blob.byte_ids();
   has_all_bytes = std::find(byte_ids.begin(), byte_ids.end(), kNoId) == byte_ids.end();
   byte_pair_ranks.assign(size_t{1} << 16, kNoMerge);

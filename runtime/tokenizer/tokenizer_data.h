@@ -1,13 +1,15 @@
 // What a loaded tokenizer holds: the checked blob and the tables that are built from it.
 #pragma once
 
-#include <array>
 #include <cstdint>
+#include <memory_resource>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "added_tokens.h"
 #include "blob.h"
+#include "huge_pages.h"
 #include "merge_table.h"
 #include "piece_table.h"
 
@@ -18,6 +20,9 @@ namespace blink {
 // as words instead of one as long as the text, with the same ids.
 class JoinedPairs {
  public:
+  explicit JoinedPairs(std::pmr::memory_resource* memory)
+      : bits_((size_t{1} << kBits) / 64, memory) {}
+
   void add(uint32_t first, uint32_t second) {
     const uint64_t bit = bit_of(first, second);
     bits_[bit / 64] |= uint64_t{1} << (bit % 64);
@@ -36,7 +41,7 @@ class JoinedPairs {
     return ((uint64_t{first} << 32 | second) * 0x9E3779B97F4A7C15u) >> (64 - kBits);
   }
 
-  std::vector<uint64_t> bits_ = std::vector<uint64_t>((size_t{1} << kBits) / 64);
+  std::pmr::vector<uint64_t> bits_;
 };
 
 struct TokenizerData {
@@ -61,18 +66,21 @@ struct TokenizerData {
   const uint64_t serial;  // differs from every other tokenizer of the process; never 0
   Blob blob;
   bool has_all_bytes = false;  // every byte has an id
-  MergeTable merges;
+  // All tables lie in it one behind the other; nothing is freed before the tokenizer is.
+  std::pmr::monotonic_buffer_resource memory{HugePages::kPageBytes, &HugePages::instance()};
+  MergeTable merges{blob.merges(), &memory};
   // Pieces that encode to one id: with ignore_merges all of the vocabulary, else the tokens that
   // merging their own bytes gives back.
-  PieceTable whole_pieces;
-  PieceTable one_character;               // characters only: the first symbols of merging
-  JoinedPairs joined_pairs;               // characters only
-  bool can_cut = false;                   // joined_pairs is complete and no state crosses a cut
-  std::vector<uint32_t> byte_pair_ranks;  // bytes only: rank of the ids of [first][second] byte
-  AddedTokenFinder raw_tokens;            // found before the text is normalized
-  AddedTokenFinder normalized_tokens;     // found after
-  std::vector<uint32_t> text_offsets;     // into text_bytes; one more than ids
-  std::string text_bytes;                 // what decoding gives
+  PieceTable whole_pieces{&memory};
+  PieceTable one_character{&memory};  // characters only: the first symbols of merging
+  JoinedPairs joined_pairs{&memory};  // characters only
+  bool can_cut = false;               // joined_pairs is complete and no state crosses a cut
+  // Bytes only: rank of the ids of [first][second] byte.
+  std::pmr::vector<uint32_t> byte_pair_ranks{&memory};
+  AddedTokenFinder raw_tokens;                       // found before the text is normalized
+  AddedTokenFinder normalized_tokens;                // found after
+  std::pmr::vector<uint32_t> text_offsets{&memory};  // into text_bytes; one more than ids
+  std::pmr::string text_bytes{&memory};              // what decoding gives
 };
 
 }  // namespace blink

@@ -3,6 +3,8 @@
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
+#include <memory_resource>
 #include <new>
 #include <random>
 #include <string>
@@ -11,6 +13,7 @@
 
 #include "bpe.h"
 #include "byte_class.h"
+#include "huge_pages.h"
 #include "mini_blob.h"
 #include "tokenizer.h"
 
@@ -130,7 +133,7 @@ void test_merging() {
       });
       merges.push_back({known ? num_ids : left, known ? num_ids : right, num_ids});
     }
-    const MergeTable table(merges);
+    const MergeTable table(merges, std::pmr::get_default_resource());
     Ids symbols(1 + random() % kMaxShortSymbols);
     for (uint32_t& s : symbols) s = static_cast<uint32_t>(random() % num_bases);
     const Ids expected = merge_naively(merges, symbols);
@@ -303,6 +306,31 @@ void test_round_trip() {
 }
 
 // Whatever bytes a blob has, loading refuses it or gives a tokenizer that stays inside its memory.
+void test_huge_pages() {
+  HugePages& pages = HugePages::instance();
+  for (const size_t num_bytes : {size_t{1}, HugePages::kPageBytes, 3 * HugePages::kPageBytes + 1}) {
+    auto* const p = static_cast<uint8_t*>(pages.allocate(num_bytes, 64));
+    CHECK(reinterpret_cast<uintptr_t>(p) % HugePages::kPageBytes == 0);
+    CHECK(p[0] == 0 && p[num_bytes - 1] == 0);
+    p[0] = p[num_bytes - 1] = 1;
+    // A second one lies elsewhere, though the first was cut out of a larger mapping.
+    auto* const other = static_cast<uint8_t*>(pages.allocate(num_bytes, 64));
+    std::memset(other, 2, num_bytes);
+    CHECK(p[0] == 1 && p[num_bytes - 1] == 1);
+    pages.deallocate(other, num_bytes, 64);
+    pages.deallocate(p, num_bytes, 64);
+  }
+  for (const size_t too_many : {SIZE_MAX, SIZE_MAX / 4}) {
+    bool is_refused = false;
+    try {
+      static_cast<void>(pages.allocate(too_many, 64));
+    } catch (const std::bad_alloc&) {
+      is_refused = true;
+    }
+    CHECK(is_refused);
+  }
+}
+
 void test_broken_blobs() {
   const std::vector<std::byte> good = MiniBlob().bytes();
   const auto try_load = [](const std::vector<std::byte>& blob) {
@@ -376,6 +404,7 @@ int run() {
   test_special_tokens();
   test_no_allocation();
   test_round_trip();
+  test_huge_pages();
   test_broken_blobs();
   test_threads();
   std::printf("byte classes: %s; %d failures\n", best_classify_name(), num_failures);
