@@ -54,52 +54,71 @@ __device__ __forceinline__ bool find_prefill_tile(const PrefillAttention& a, Pre
   return false;
 }
 
-/* Copies tiles of keys and values from their pages; page numbers are read a tile ahead. */
+/* Copies tiles of keys and values from their pages. The numbers of a tile's pages come a tile ahead
+ * into shared memory: in registers they would spill, and their load be waited for in every tile. */
 template <typename T, int kDim>
 struct PanelLoader {
-  static constexpr int kPieces = kDim / 8, kThreads = kPanelPrefillThreads;
+  static constexpr uint32_t kPieces = kDim / 8, kThreads = kPanelPrefillThreads;
   static constexpr int kCopies = (kPrefillKeys * kPieces + kThreads - 1) / kThreads;
   static constexpr int kPanel = kPrefillKeys * kPanelBytes;
+  static constexpr int kChunks = kPrefillKeys / 16;  // no page is smaller
 
   const int32_t* pages;
   const char* base;  // the head's keys in page 0
   uint32_t page_bytes;
   uint32_t to_values;  // bytes from a key to its value
   int page_shift;
-  int key_end;  // one past the last key that is read
-  uint32_t page[kCopies];
+  int key_end;                   // one past the last key that is read
+  uint32_t (*numbers)[kChunks];  // shared memory; of two tiles
 
-  __device__ PanelLoader(const PrefillAttention& a, int row, int head, int end)
-      : page_shift(a.page_shift), key_end(end) {
+  __device__ PanelLoader(const PrefillAttention& a, int row, int head, int end,
+                         uint32_t (*shared_numbers)[kChunks])
+      : page_shift(a.page_shift), key_end(end), numbers(shared_numbers) {
     pages = a.page_table + static_cast<int64_t>(a.row_lane[row]) * a.max_pages_per_lane;
     const uint32_t head_bytes = static_cast<uint32_t>(kDim * 2) << page_shift;
     base = static_cast<const char*>(a.kv) + static_cast<int64_t>(head) * head_bytes;
     to_values = a.num_kv_heads * head_bytes;
     page_bytes = 2 * to_values;
   }
-  __device__ __forceinline__ void look_up(int key0) {
-#pragma unroll
-    for (int i = 0; i < kCopies; ++i) {
-      const int token = key0 + static_cast<int>(threadIdx.x + i * kThreads) / kPieces;
-      page[i] = token < key_end ? pages[token >> page_shift] : 0;
-    }
+  /* Asks for the page numbers of the tile at `key0`, which the next copies' wait brings. */
+  __device__ __forceinline__ void look_up(int key0, int slot) const {
+    if (threadIdx.x >= kChunks) return;
+    const int token = key0 + static_cast<int>(threadIdx.x) * 16;
+    const bool real = token < key_end;
+    copy_piece<4>(shared_address(&numbers[slot][threadIdx.x]),
+                  pages + (real ? token >> page_shift : 0), real);
   }
+  /* A thread's first copy is 16 bytes of a key's row. Where its others are of keys kRows further
+   * each, they lie alike in the swizzle, which repeats every 8 rows. */
+  static constexpr bool kIsEven = kThreads % kPieces == 0;
+  static constexpr uint32_t kRows = kThreads / kPieces;
+  static_assert(!kIsEven || kRows % 8 == 0);
+  static __device__ __forceinline__ uint32_t key_of(uint32_t thread, int copy) {
+    return kIsEven ? thread / kPieces + copy * kRows : (thread + copy * kThreads) / kPieces;
+  }
+
   /* `stage`: the keys' panels, the values' behind them. */
-  __device__ __forceinline__ void request(int key0, uint32_t stage) const {
+  __device__ __forceinline__ void request(int key0, uint32_t stage, int slot) const {
     // Places are reckoned anew each time: kept over the loop, they would spill.
-    const int thread = thread_read_anew();
+    const uint32_t thread = thread_read_anew(), mask = (1u << page_shift) - 1;
+    uint32_t number[kCopies];
+#pragma unroll
+    for (int i = 0; i < kCopies; ++i)
+      number[i] = numbers[slot][min(key_of(thread, i), kPrefillKeys - 1u) / 16];
 #pragma unroll
     for (int i = 0; i < kCopies; ++i) {
-      const int index = thread + i * kThreads;
-      const int key = index / kPieces, piece = index % kPieces, token = key0 + key;
-      if (kPrefillKeys * kPieces % kThreads != 0 && key >= kPrefillKeys) break;
-      const bool real = token < key_end;
-      const uint32_t inside =
-          static_cast<uint32_t>(token & ((1 << page_shift) - 1)) * (kDim * 2) + piece * 16;
-      const char* from = base + static_cast<uint64_t>(page[i]) * page_bytes + inside;
-      const uint32_t to = stage + piece / 8 * kPanel + panel_offset(key, piece % 8);
-      copy_async(to, from, real);
-      copy_async(to + kHeadPanels<kDim> * kPanel, from + to_values, real);
+      const uint32_t index = thread + i * kThreads;
+      const uint32_t key = key_of(thread, i);
+      const uint32_t piece = kIsEven ? thread % kPieces : index % kPieces;
+      if (!kIsEven && key >= kPrefillKeys) break;
+      const int token = key0 + static_cast<int>(key);
+      const uint32_t inside = (static_cast<uint32_t>(token) & mask) * (kDim * 2) + piece * 16;
+      const char* from = base + static_cast<uint64_t>(number[i]) * page_bytes + inside;
+      const uint32_t row = kIsEven ? thread / kPieces : key;
+      const uint32_t to =
+          stage + piece / 8 * kPanel + panel_offset(row, piece % 8) + (key - row) * kPanelBytes;
+      copy_async(to, from, token < key_end);
+      copy_async(to + kHeadPanels<kDim> * kPanel, from + to_values, token < key_end);
     }
   }
 };
@@ -203,6 +222,15 @@ __device__ __forceinline__ void panel_prefill_attention(const PrefillAttention& 
   if (!find_prefill_tile(a, tile)) return;
   const int head = blockIdx.x, num_q_heads = a.num_kv_heads * a.group;
 
+  const int key_end = tile.position + tile.count;  // one past the last key any pair sees
+  const int key_begin =
+      a.window > 0 ? max(0, tile.position - a.window + 1) / kPrefillKeys * kPrefillKeys : 0;
+  using Loader = PanelLoader<T, kDim>;
+  __shared__ uint32_t page_numbers[2][Loader::kChunks];
+  const Loader loader(a, tile.row, head, key_end, page_numbers);
+  loader.look_up(key_begin, 0);
+  loader.look_up(key_begin + kPrefillKeys, 1);
+  copy_async_commit();
   for (int i = threadIdx.x; i < kPrefillPairs * kPieces; i += kPanelPrefillThreads) {
     const int pair = i / kPieces, piece = i % kPieces, token = pair / a.group, h = pair % a.group;
     const bool real = token < tile.count;
@@ -213,14 +241,11 @@ __device__ __forceinline__ void panel_prefill_attention(const PrefillAttention& 
                     piece * 8;
     copy_async(queries + piece / 8 * kQueryPanel + panel_offset(pair, piece % 8), from, real);
   }
-  const int key_end = tile.position + tile.count;  // one past the last key any pair sees
-  const int key_begin =
-      a.window > 0 ? max(0, tile.position - a.window + 1) / kPrefillKeys * kPrefillKeys : 0;
-  PanelLoader<T, kDim> loader(a, tile.row, head, key_end);
-  loader.look_up(key_begin);
-  loader.request(key_begin, ring);
   copy_async_commit();
-  loader.look_up(key_begin + kPrefillKeys);
+  copy_async_wait<1>();
+  __syncthreads();  // the page numbers are there
+  loader.request(key_begin, ring, 0);
+  copy_async_commit();
 
   const int group = threadIdx.x / 128;
   const int first_pair = group * 64 + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
@@ -237,8 +262,8 @@ __device__ __forceinline__ void panel_prefill_attention(const PrefillAttention& 
     show_to_products();
     __syncthreads();  // the stage is full, and the other one is no longer read
     if (key0 + kPrefillKeys < key_end) {
-      loader.request(key0 + kPrefillKeys, ring + (stage ^ 1) * kStage);
-      loader.look_up(key0 + 2 * kPrefillKeys);
+      loader.request(key0 + kPrefillKeys, ring + (stage ^ 1) * kStage, stage ^ 1);
+      loader.look_up(key0 + 2 * kPrefillKeys, stage);
     }
     copy_async_commit();
     const uint32_t keys = ring + stage * kStage;
