@@ -43,7 +43,7 @@ TWO_LAYERS = {
     "num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 32000, "bos_token_id": 1,
     "eos_token_id": 2,
 }  # fmt: skip
-SERVED = "prefill:1,2,4@64..4096x2/decode:1,2,4,8,16,32,64@256..2048x2"
+SERVED = "prefill:1,2,4,8,16@64..16384x2/decode:1,2,4,8,16,32,64@256..2048x2"
 MANY = "prefill:1,2,4@64..2048+64/decode:1..64@256..2048+256,64,128,384"
 
 
@@ -56,7 +56,7 @@ class BenchmarkModel:
     shapes: str
     max_batch: int = 64
     max_seqlen: int = 2048
-    max_prefill_tokens: int = 4096  # four prompts of 1024 a step: fewer, fuller steps
+    max_prefill_tokens: int = 16384  # sixteen prompts of 1024 a step: fewer, fuller steps
     num_kv_pages: int = 8192
     has_bundle: bool = False  # also as a bundle, for `blink-runtime run`
 
