@@ -166,6 +166,17 @@ void Rig::wait_until_at_rest() {
   wait_for([this] { return metrics().connections_open == 0; }, "connections to end");
 }
 
+// A round begins with a beat of the front end's heart; the fourth from here on says that three, all
+// begun after this, are over.
+void Rig::wait_until_settled() {
+  const RingView view(rings_.back()->memory.get());
+  const auto num_beats = [&] {
+    return std::atomic_ref<uint64_t>(view.front_end(0)->heartbeat).load(std::memory_order_relaxed);
+  };
+  const uint64_t before = num_beats();
+  wait_for([&] { return num_beats() >= before + 4; }, "slots to be settled");
+}
+
 uint64_t Rig::num_ended() {
   const Metrics& m = metrics();
   return m.requests_stopped.value() + m.requests_at_length.value() + m.requests_aborted.value() +

@@ -93,6 +93,9 @@ class Rig {
   // Waits until every slot is empty, no request is counted as running and no connection is open:
   // the bug it guards is anything that leaked.
   void wait_until_at_rest();
+  // Waits until slots that were in doubt and are empty by now may be used again: the token reader
+  // looks at them in some rounds of its housekeeping first.
+  void wait_until_settled();
   uint64_t num_ended();  // requests, however they ended
 
  private:

@@ -158,7 +158,7 @@ int run(const Load& load) {
     }
   }
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
-  front_end.stop(std::chrono::seconds(1));
+  front_end.stop(std::chrono::seconds(60));
   std::atomic_ref<uint32_t>(RingView(memory.get()).header()->stop)
       .store(1, std::memory_order_release);
   owner_thread.join();

@@ -258,7 +258,7 @@ int run(std::chrono::seconds time) {
   }
   run_clients(load, files, time);
   const RingView view(memory.get());
-  for (auto& front_end : load.front_ends) front_end->stop(2s);
+  for (auto& front_end : load.front_ends) front_end->stop(60s);
   std::atomic_ref<uint32_t>(view.header()->stop).store(1, std::memory_order_release);
   owner_thread.join();
   SSL_CTX_free(load.tls);
