@@ -41,10 +41,11 @@ bool Watchdog::sleep(std::chrono::milliseconds time) {
 }
 
 OwnerVerdict Watchdog::look() {
+  const auto now = HeartbeatJudge::Clock::now();
   const OwnerSigns signs{.heartbeat = load_acquire(header_->heartbeat),
                          .longest_step_ns = load_acquire(header_->longest_step_ns),
                          .has_stopped = load_acquire(header_->stopped) != 0};
-  return judge_.judge(signs, HeartbeatJudge::Clock::now());
+  return judge_.judge(signs, now);
 }
 
 void Watchdog::run() {
@@ -61,8 +62,7 @@ void Watchdog::run() {
 
 void Watchdog::say_last_words(OwnerVerdict verdict) const {
   char text[256];
-  const double seconds =
-      std::chrono::duration<double>(judge_.silence(HeartbeatJudge::Clock::now())).count();
+  const double seconds = std::chrono::duration<double>(judge_.silence()).count();
   const int length = std::snprintf(
       text, sizeof(text),
       "blink-runtime: the scheduler %s after step %llu (%.1f s without a heartbeat, launch error "

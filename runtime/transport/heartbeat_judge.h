@@ -27,29 +27,38 @@ class HeartbeatJudge {
  public:
   using Clock = std::chrono::steady_clock;
 
+  // Who looks counts no more than this from one look to the next. A longer pause is one of the
+  // whole machine or of the looking thread, in which the owner may not have run either.
+  static constexpr std::chrono::milliseconds kLongestLook{500};
+
   // An owner is silent after `shortest_silence`, or four of its longest steps if that is longer.
   HeartbeatJudge(std::chrono::nanoseconds shortest_silence, Clock::time_point now)
-      : shortest_silence_(shortest_silence), last_beat_at_(now) {}
+      : shortest_silence_(shortest_silence), last_look_at_(now) {}
 
+  // `now` is no later than the moment at which `signs` were read.
   OwnerVerdict judge(const OwnerSigns& signs, Clock::time_point now) {
+    silence_ += std::min<std::chrono::nanoseconds>(now - last_look_at_, kLongestLook);
+    last_look_at_ = now;
     const bool has_beaten = signs.heartbeat != last_heartbeat_;
     if (has_beaten) {
       last_heartbeat_ = signs.heartbeat;
-      last_beat_at_ = now;
+      silence_ = {};
     }
     if (signs.has_stopped) return OwnerVerdict::stopped;
     if (has_beaten) return OwnerVerdict::beating;
     const auto limit =
         std::max(shortest_silence_, std::chrono::nanoseconds(4 * signs.longest_step_ns));
-    return now - last_beat_at_ > limit ? OwnerVerdict::silent : OwnerVerdict::quiet;
+    return silence_ > limit ? OwnerVerdict::silent : OwnerVerdict::quiet;
   }
 
-  std::chrono::nanoseconds silence(Clock::time_point now) const { return now - last_beat_at_; }
+  // Up to the last look.
+  std::chrono::nanoseconds silence() const { return silence_; }
 
  private:
   std::chrono::nanoseconds shortest_silence_;
   uint64_t last_heartbeat_ = 0;
-  Clock::time_point last_beat_at_;
+  Clock::time_point last_look_at_;
+  std::chrono::nanoseconds silence_{};
 };
 
 }  // namespace blink

@@ -12,6 +12,7 @@
 #include "frontend/response_writer.h"
 #include "frontend/slot_tracker.h"
 #include "frontend/stop_matcher.h"
+#include "transport/heartbeat_judge.h"
 
 namespace blink {
 namespace {
@@ -269,6 +270,42 @@ TEST(mutated_requests_never_crash) {
     }
   }
   CHECK(num_good > 1000);
+}
+
+// ---- heartbeat
+// ----------------------------------------------------------------------------------
+
+// The bug: a machine that stood still in the middle of a step, or a process that was stopped and
+// went on, looked like an owner that is dead.
+TEST(a_pause_of_whoever_looks_is_no_silence_of_the_owner) {
+  using std::chrono::milliseconds;
+  HeartbeatJudge::Clock::time_point now{};
+  HeartbeatJudge judge(milliseconds(2000), now);
+  OwnerSigns signs{.heartbeat = 1};
+  CHECK(judge.judge(signs, now += milliseconds(100)) == OwnerVerdict::beating);
+  for (int i = 0; i < 5; ++i) {
+    CHECK(judge.judge(signs, now += milliseconds(100)) == OwnerVerdict::quiet);
+  }
+  CHECK(judge.judge(signs, now += milliseconds(60'000)) == OwnerVerdict::quiet);
+  ++signs.heartbeat;
+  CHECK(judge.judge(signs, now += milliseconds(100)) == OwnerVerdict::beating);
+  CHECK(judge.silence() == milliseconds(0));
+}
+
+TEST(an_owner_is_silent_after_its_longest_steps) {
+  using std::chrono::milliseconds;
+  for (const uint64_t step_ms : {0, 100, 700}) {
+    HeartbeatJudge::Clock::time_point now{};
+    HeartbeatJudge judge(milliseconds(2000), now);
+    const OwnerSigns signs{.heartbeat = 1, .longest_step_ns = step_ms * 1'000'000};
+    CHECK(judge.judge(signs, now) == OwnerVerdict::beating);
+    const uint64_t limit_ms = std::max<uint64_t>(2000, 4 * step_ms);
+    for (uint64_t ms = 100; ms <= limit_ms; ms += 100) {
+      CHECK(judge.judge(signs, now += milliseconds(100)) == OwnerVerdict::quiet);
+    }
+    CHECK(judge.judge(signs, now += milliseconds(100)) == OwnerVerdict::silent);
+    CHECK(judge.silence() == milliseconds(limit_ms + 100));
+  }
 }
 
 }  // namespace
