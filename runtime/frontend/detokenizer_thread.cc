@@ -1,8 +1,8 @@
 #include "frontend/detokenizer_thread.h"
 
-#include <sys/prctl.h>
-
 #include <algorithm>
+
+#include "frontend/urgent_thread.h"
 
 namespace blink {
 namespace {
@@ -67,7 +67,7 @@ void DetokenizerThread::stop() {
 }
 
 void DetokenizerThread::run() {
-  ::prctl(PR_SET_NAME, "blink-detok");
+  become_urgent_thread("blink-detok");
   TokenEvent event;
   while (true) {
     const uint32_t seen = events_bell_.value();

@@ -1,7 +1,5 @@
 #include "frontend/http_server.h"
 
-#include <sys/prctl.h>
-
 #include <cstring>
 #include <ctime>
 #include <future>
@@ -13,6 +11,7 @@
 #include "frontend/chat_page.h"
 #include "frontend/http_session.h"
 #include "frontend/open_api.h"
+#include "frontend/urgent_thread.h"
 #include "transport/held_address.h"
 
 namespace blink {
@@ -73,7 +72,7 @@ void HttpServer::start(GenerationPipeline& pipeline) {
   accept_next();
   sweep();
   thread_ = std::thread([this] {
-    ::prctl(PR_SET_NAME, "blink-network");
+    become_urgent_thread("blink-network");
     io_.run();
   });
 }

@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "frontend/urgent_thread.h"
+
 namespace blink {
 namespace {
 
@@ -88,7 +90,7 @@ void TokenReader::watch(Choice* choice) {
 }
 
 void TokenReader::run() {
-  ::prctl(PR_SET_NAME, "blink-reader");
+  become_urgent_thread("blink-reader");
   ::prctl(PR_SET_TIMERSLACK, 1000);  // ns; the default of 50 us would double a short sleep
   while (true) {
     const size_t num_known = urgent_.size();
