@@ -148,17 +148,12 @@ Status VerbsTransport::reap() {
 // Waits, without holding the lock, until the work request `index` and all before it are done.
 Status VerbsTransport::wait_for(uint64_t index) {
   Backoff backoff(config_.transfer_timeout);
-  for (;;) {
-    {
-      const std::lock_guard lock(mutex_);
-      if (const Status status = reap(); status != Status::ok) return status;
-      if (window_.num_completed() >= index) return Status::ok;
-    }
-    if (!backoff.pause()) {
-      const std::lock_guard lock(mutex_);
-      return lose("no completion within " + std::to_string(config_.transfer_timeout.count()) +
-                  " ms");
-    }
+  for (bool has_time = true;; has_time = backoff.pause()) {
+    const std::lock_guard lock(mutex_);
+    if (const Status status = reap(); status != Status::ok) return status;
+    if (window_.num_completed() >= index) return Status::ok;
+    if (has_time) continue;  // or else this was the look after the deadline
+    return lose("no completion within " + std::to_string(config_.transfer_timeout.count()) + " ms");
   }
 }
 
@@ -166,16 +161,16 @@ Status VerbsTransport::wait_for(uint64_t index) {
 Status VerbsTransport::wait_for_room(std::unique_lock<std::mutex>& lock, uint32_t num_bytes) {
   if (window_.has_room(num_bytes)) return Status::ok;
   Backoff backoff(config_.transfer_timeout);
-  for (;;) {
+  for (bool has_time = true;;) {
     if (const Status status = reap(); status != Status::ok) return status;
     if (window_.has_room(num_bytes)) return Status::ok;
-    lock.unlock();
-    const bool has_time = backoff.pause();
-    lock.lock();
     if (!has_time) {
       return lose("the send queue stays full for " +
                   std::to_string(config_.transfer_timeout.count()) + " ms");
     }
+    lock.unlock();
+    has_time = backoff.pause();
+    lock.lock();
   }
 }
 

@@ -29,7 +29,8 @@ inline RingSizes small_sizes() {
 // A ring in this process's memory and its owner.
 class Host {
  public:
-  explicit Host(uint64_t bundle_id = 5, uint16_t port = 0)
+  explicit Host(uint64_t bundle_id = 5, uint16_t port = 0,
+                std::chrono::milliseconds bootstrap_timeout = std::chrono::seconds(30))
       : num_bytes_(ring_layout_from_sizes(small_sizes()).ring_bytes),
         memory_(static_cast<std::byte*>(std::aligned_alloc(4096, num_bytes_)), std::free) {
     std::memset(memory_.get(), 0, num_bytes_);
@@ -38,7 +39,7 @@ class Host {
     std::memcpy(&ring.header, memory_.get(), sizeof(ring.header));
     VerbsOwnerConfig config{.host = "127.0.0.1", .port = port};
     config.device.library = &fake_verbs();
-    config.bootstrap_timeout = std::chrono::milliseconds(300);
+    config.bootstrap_timeout = bootstrap_timeout;
     owner_ = serve_verbs(ring, config);
   }
 
@@ -52,7 +53,7 @@ class Host {
     config.device.library = &fake_verbs();
     config.bundle_id = 5;
     config.client_id = 11;
-    config.transfer_timeout = std::chrono::milliseconds(2000);
+    config.connect_timeout = config.transfer_timeout = std::chrono::seconds(30);
     return config;
   }
 
