@@ -191,8 +191,9 @@ std::variant<std::vector<uint32_t>, ApiError> GenerationPipeline::stop_token_ids
 // All choices get a slot, or none does.
 std::optional<ApiError> GenerationPipeline::take_slots(Generation& generation) {
   const auto num_choices = static_cast<uint32_t>(1 + generation.others.size());
-  if (slots_.num_cached() < num_choices && ring_.read_statuses(0, statuses_) == Status::ok) {
-    slots_.refresh(statuses_);
+  if (slots_.num_cached() < num_choices) {
+    slots_.note_released();
+    if (ring_.read_statuses(0, statuses_) == Status::ok) slots_.refresh(statuses_);
   }
   if (slots_.num_cached() < num_choices) {
     ApiError error{429, "rate_limit_error", "ring_full", "",

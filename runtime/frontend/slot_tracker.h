@@ -25,7 +25,11 @@ class SlotTracker {
   // full.
   std::optional<uint32_t> acquire();
 
-  // Network thread. `statuses` was read from the ring after acquire failed. Returns how many were
+  // Network thread, before `refresh`'s statuses are read from the ring: a slot that is released
+  // only after they were may be empty there because its last request had not been taken yet.
+  void note_released();
+
+  // Network thread. `statuses` was read from the ring after note_released. Returns how many were
   // found.
   uint32_t refresh(std::span<const blink_slot_status> statuses);
 
@@ -35,7 +39,7 @@ class SlotTracker {
   // Any thread: the release command of this slot was written, or the slot was found empty on
   // attach.
   void mark_released(uint32_t slot) {
-    released_[slot].store(true, std::memory_order_release);  // pairs with refresh's acquire
+    released_[slot].store(true, std::memory_order_release);  // pairs with note_released's acquire
   }
 
   // Token reader, while the ring is lost: takes back the slots that wait to be found empty. Their
@@ -55,6 +59,7 @@ class SlotTracker {
   uint32_t num_slots_;
   uint32_t hint_ = 0;  // where the next scan begins
   std::vector<uint32_t> free_;
+  std::vector<bool> noted_;                        // by note_released
   std::unique_ptr<std::atomic<bool>[]> released_;  // true: free as soon as its status is empty
 };
 
