@@ -29,16 +29,17 @@ repeat() {
 }
 
 start_owner() {
+  : >/tmp/owner # or the last one's word would be taken for this one's
   ./link_owner --transport=verbs --listen-host=$SELF --listen-port=7471 "$@" >/tmp/owner 2>&1 &
   OWNER=$!
   repeat 60 grep -q ready /tmp/owner
 }
 
 connects() {
+  : >/tmp/front_end # as above
   ./link_front_end --transport=verbs --connect-host=$OWNER_HOST --http-port=8000 "$@" \
     >/tmp/front_end 2>&1 &
   FRONT_END=$!
-  sleep 0.5
   while kill -0 $FRONT_END 2>/dev/null; do
     grep -q http:// /tmp/front_end && cat /tmp/front_end && return 0
     sleep 0.2
