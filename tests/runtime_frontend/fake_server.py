@@ -6,10 +6,11 @@ import codecs
 import itertools
 import os
 import re
+import signal
 import subprocess
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -142,6 +143,16 @@ def start_owner(ring_name: str, options: dict[str, int]) -> subprocess.Popen[str
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
     return process
+
+
+@contextmanager
+def frozen(owner: subprocess.Popen[str]) -> Iterator[None]:
+    """Let the owner make no step meanwhile, however long that takes."""
+    owner.send_signal(signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        owner.send_signal(signal.SIGCONT)
 
 
 def stop_owner(ring: Any, process: subprocess.Popen[str]) -> None:

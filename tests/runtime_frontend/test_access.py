@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from .fake_server import NAN, STALL, Server, wait_for
+from .fake_server import NAN, STALL, Server, frozen, wait_for
 from .test_http import BODY, connect, exchange, post, receive_all, split_response
 
 
@@ -142,10 +142,11 @@ def log_of(path: Path, count: int) -> list[dict[str, Any]]:
 def test_access_log(make_server: Callable[..., Server], tmp_path: Path) -> None:
     path = tmp_path / "access.log"
     server = make_server(
-        owner={"stall_us": 300_000},
+        owner={"stall_us": 1_500_000},
         api_keys=("very-secret",),
         access_log=str(path),
-        header_timeout_ms=300,
+        header_timeout_ms=1000,
+        stall_timeout_ms=60_000,
     )
     key = {"Authorization": "Bearer very-secret"}
     with httpx.Client(base_url=server.front_end.url, headers=key, timeout=60) as client:
@@ -157,11 +158,14 @@ def test_access_log(make_server: Callable[..., Server], tmp_path: Path) -> None:
     server.http.post("/v1/completions", json={"prompt": "x"})
     exchange(server, b"nonsense\r\n")
     exchange(server, b"GET /slow")
+    before = server.front_end.stats()["output_tokens"]
     with connect(server) as connection:
         gone = b'{"prompt": [65, %d, 66, 67], "max_tokens": 20}' % STALL
         connection.sendall(post(gone, extra="Authorization: Bearer very-secret\r\n"))
-        wait_for(lambda: bool(server.ring.slots()), "the request to be in the ring")
-    lines = log_of(path, 8)
+        wait_for(lambda: server.front_end.stats()["output_tokens"] > before, "the first token")
+        with frozen(server.owner):
+            connection.close()
+            lines = log_of(path, 8)
     assert "very-secret" not in path.read_text()
     health, whole, stream, failed, refused, nonsense, slow, left = lines
     assert {k: health[k] for k in ("id", "peer", "method", "path", "status", "complete")} == {
@@ -205,33 +209,34 @@ def test_log_that_nobody_reads(make_server: Callable[..., Server], tmp_path: Pat
 
 
 def test_draining(make_server: Callable[..., Server]) -> None:
-    server = make_server(owner={"stall_us": 1_500_000})
-    stalled = post(b'{"prompt": [65, %d, 66]}' % STALL, close=False)
+    server = make_server(owner={"token_interval_us": 5000}, stall_timeout_ms=60_000)
+    long = post(b'{"prompt": "%s", "max_tokens": 401}' % (b"A" * 400), close=False)
     with (
         connect(server) as idle,
         connect(server) as running,
         connect(server) as beginning,
         ThreadPoolExecutor(1) as pool,
     ):
-        running.sendall(stalled)
+        running.sendall(long)
         beginning.sendall(post(close=False)[:30])
         wait_for(lambda: bool(server.ring.slots()), "the request to be in the ring")
         wait_for(lambda: server.front_end.stats()["connections_open"] == 3, "connections")
-        drained = pool.submit(server.front_end.close, 20.0)
-        assert idle.recv(1) == b""  # nothing was asked there
-        with connect(server) as late:  # who asks now is told, not left alone
-            late.sendall(post(close=False))
-            status, headers, body = split_response(receive_all(late))
-        assert (status, headers["retry-after"], headers["connection"]) == (503, "1", "close")
-        assert json.loads(body)["error"]["code"] == "stopping"
-        with connect(server) as probe:
-            probe.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
-            assert b'{"status":"stopping"}' in receive_all(probe)
-        beginning.sendall(post(close=False)[30:])
-        assert split_response(receive_all(beginning))[0] == 503
+        with frozen(server.owner):
+            drained = pool.submit(server.front_end.close, 20.0)
+            assert idle.recv(1) == b""  # nothing was asked there
+            with connect(server) as late:  # who asks now is told, not left alone
+                late.sendall(post(close=False))
+                status, headers, body = split_response(receive_all(late))
+            assert (status, headers["retry-after"], headers["connection"]) == (503, "1", "close")
+            assert json.loads(body)["error"]["code"] == "stopping"
+            with connect(server) as probe:
+                probe.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+                assert b'{"status":"stopping"}' in receive_all(probe)
+            beginning.sendall(post(close=False)[30:])
+            assert split_response(receive_all(beginning))[0] == 503
         status, headers, body = split_response(receive_all(running))
         assert (status, headers["connection"]) == (200, "close")
-        assert json.loads(body)["choices"][0]["text"].startswith("A")
+        assert json.loads(body)["choices"][0]["text"] == "A" * 400
         drained.result()
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", server.front_end.port))

@@ -202,17 +202,25 @@ def test_serve_dpu_holds_its_port_while_it_waits(
     address = f"/blink-nobody-{os.getpid()}"
     link = LinkConfig(transport="shm", address=address, wait_s=3600)
     stop = stop_event()
+    waits = threading.Event()
     seen: list[str] = []
 
+    def hear(text: str) -> None:
+        if text.startswith("waiting"):
+            waits.set()
+
     def look() -> None:
+        if not waits.wait(60):
+            return
         try:
             open_entrance(FrontEndOptions(port=config.port)).close()
         except RuntimeError as error:
             seen.append(str(error))
         os.kill(os.getpid(), signal.SIGTERM)
 
-    timer = threading.Timer(1.0, look)
-    timer.start()
+    monkeypatch.setattr(serve_roles, "say", hear)
+    looker = threading.Thread(target=look)
+    looker.start()
     assert serve_dpu(tmp_path / "slim", config, link) == 0
-    timer.join()
+    looker.join()
     assert not stop.is_set() and len(seen) == 1 and "another process" in seen[0]

@@ -75,14 +75,18 @@ def test_a_second_signal_ends_a_server_that_drains(
     with connect(server) as connection:
         connection.sendall(post(body))
         wait_for(lambda: bool(server.ring.slots()), "the request to be in the ring")
-        timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM))
-        timer.start()
+        threading.Thread(target=signal_once_it_drains).start()
         with pytest.raises(SystemExit, match="143"):
             drain(server.front_end, 20.0)
         assert server.front_end.stats()["requests_running"] == 1
     for thread in threading.enumerate():  # the client has left, so that the drain ends
         if thread.name == "blink-drain":
             thread.join()
+
+
+def signal_once_it_drains() -> None:
+    wait_for(lambda: any(t.name == "blink-drain" for t in threading.enumerate()), "the drain")
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 class FullDisk(io.StringIO):

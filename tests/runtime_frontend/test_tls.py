@@ -30,6 +30,15 @@ def secure(make_server: Callable[..., Server], certificate: Certificate) -> Serv
         tls_certificate=str(certificate.certificate),
         tls_key=str(certificate.key),
         api_keys=("secret",),
+    )
+
+
+@pytest.fixture(scope="module")
+def hasty(make_server: Callable[..., Server], certificate: Certificate) -> Server:
+    return make_server(
+        tls_certificate=str(certificate.certificate),
+        tls_key=str(certificate.key),
+        api_keys=("secret",),
         header_timeout_ms=1000,
     )
 
@@ -109,14 +118,14 @@ def test_old_versions_and_weak_ciphers_are_refused(
             open_tls(secure, context)
 
 
-def test_what_is_not_tls_is_cut_off(secure: Server, certificate: Certificate) -> None:
-    before = failures(secure, certificate)
+def test_what_is_not_tls_is_cut_off(hasty: Server, certificate: Certificate) -> None:
+    before = failures(hasty, certificate)
     for sent in (post(), b"\x16\x03\x01\x00\x05hello", bytes(3000), b""):
-        with socket.create_connection(("127.0.0.1", secure.front_end.port), timeout=20) as plain:
+        with socket.create_connection(("127.0.0.1", hasty.front_end.port), timeout=20) as plain:
             plain.sendall(sent)
             data = receive_all(plain)
             assert b"HTTP" not in data
-    assert failures(secure, certificate) - before == 4
+    assert failures(hasty, certificate) - before == 4
 
 
 def failures(server: Server, certificate: Certificate) -> int:
