@@ -77,7 +77,7 @@ class Server:
 
     def metric(self, name: str) -> float:
         """Return the sum of a metric's samples."""
-        text = httpx.get(self.url + "/metrics").text
+        text = httpx.get(self.url + "/metrics", timeout=60).text
         values = [
             float(line.rsplit(" ", 1)[1])
             for line in text.splitlines()
@@ -89,7 +89,10 @@ class Server:
     def close(self) -> int:
         """Stop the server as a supervisor would and return its exit status."""
         self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(20)
+        try:
+            return self.process.wait(120)
+        finally:
+            self.process.kill()  # has no effect on one that has ended
 
     def __enter__(self) -> Server:
         return self

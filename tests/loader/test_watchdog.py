@@ -53,14 +53,16 @@ if what == "alive":
     beat(1.5)
     watchdog.disarm()
 else:
-    time.sleep(2.5)
+    time.sleep(float(sys.argv[3]))
 print("still here")
 """
 
 
-def run(what: str, longest_step_s: float = 0.0) -> subprocess.CompletedProcess[str]:
+def run(
+    what: str, longest_step_s: float = 0.0, stays_s: float = 2.5
+) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-c", PROGRAM, what, str(longest_step_s)],
+        [sys.executable, "-c", PROGRAM, what, str(longest_step_s), str(stays_s)],
         capture_output=True,
         text=True,
         timeout=60,
@@ -71,7 +73,7 @@ def run(what: str, longest_step_s: float = 0.0) -> subprocess.CompletedProcess[s
     ("what", "text"), [("silent", "shows no life"), ("stopped", "has stopped")]
 )
 def test_it_ends_the_process(what: str, text: str) -> None:
-    done = run(what)
+    done = run(what, stays_s=50)
     assert done.returncode == 70, done.stdout + done.stderr
     assert text in done.stderr
     assert "launch error 719 of graph key 12)" in done.stderr
