@@ -75,13 +75,18 @@ def run_trace(ring_name: str | None, output: Path, seconds: float) -> None:
     Raises:
         BlinkError: there is no such ring, or several and none was named.
     """
+    from blink_runtime import _native
+
     ring, name = open_ring(ring_name)
     stop = threading.Event()
     with output.open("w", encoding="utf-8") as file:  # before the watch, which would be for nothing
-        click.echo(f"recording {name} for {seconds:g} s; Ctrl-C ends it", err=True)
         previous = signal.signal(signal.SIGINT, lambda *_: stop.set())
         try:
-            recording = record(ring, seconds, stop)
+            trace = _native.StepTrace(ring)
+            trace.skip_to_newest()
+            # From here on no step is missed, so that whoever waits for this may begin.
+            click.echo(f"recording {name} for {seconds:g} s; Ctrl-C ends it", err=True)
+            recording = record(ring, trace, seconds, stop)
         except BaseException:
             if output.is_file():
                 output.unlink()
@@ -92,13 +97,11 @@ def run_trace(ring_name: str | None, output: Path, seconds: float) -> None:
     click.echo(f"{output}: {describe(recording)}")
 
 
-def record(ring: _native.Ring, seconds: float, stop: threading.Event) -> Recording:
+def record(
+    ring: _native.Ring, trace: _native.StepTrace, seconds: float, stop: threading.Event
+) -> Recording:
     """Follow the ring for `seconds`; ends early on `stop` or when the scheduler has stopped."""
-    from blink_runtime import _native
-
     recording = Recording(pages_total=ring.counters()["pages_total"])
-    trace = _native.StepTrace(ring)
-    trace.skip_to_newest()
     slots = SlotWatch()
     offset: int | None = None
     deadline = time.monotonic() + seconds
