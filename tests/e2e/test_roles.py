@@ -84,7 +84,7 @@ def test_two_processes(stack: ExitStack, tmp_path: Path) -> None:
 
     owner.process.kill()
     front_end.wait_for("the ring is lost")
-    assert httpx.get(f"{url}/health").status_code == 503
+    assert httpx.get(f"{url}/health", timeout=60).status_code == 503
     assert ask(url).status_code == 503
     owner = serve_gpu(stack, tmp_path / "gpu2")
     front_end.wait_for("the ring is back")

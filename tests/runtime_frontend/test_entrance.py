@@ -129,7 +129,7 @@ def test_a_held_port_takes_nobody_until_it_is_served(bundle: Path) -> None:
     ring = _native.Ring.create(f"/blink-test-{os.getpid()}-entrance", ring_sizes())
     with FrontEnd(ring, ByteCodec(), None, options, entrance) as front_end:
         assert front_end.port == options.port
-        assert httpx.get(f"{front_end.url}/health").json() == {"status": "starting"}
+        assert httpx.get(f"{front_end.url}/health", timeout=60).json() == {"status": "starting"}
         with pytest.raises(RuntimeError, match="a FrontEnd has it"):
             FrontEnd(ring, ByteCodec(), None, options, entrance)
     # Connections of that server may still be ending: they hold up no next one.

@@ -170,7 +170,7 @@ def test_stopped_scheduler(make_server: Callable[..., Server]) -> None:
 def test_ring_without_scheduler(make_server: Callable[..., Server]) -> None:
     ring = _native.Ring.create(f"/blink-test-empty-{os.getpid()}", ring_sizes())
     with FrontEnd(ring, ByteCodec(), None, FrontEndOptions(port=0)) as front_end:
-        response = httpx.get(f"{front_end.url}/health")
+        response = httpx.get(f"{front_end.url}/health", timeout=60)
         assert response.status_code == 503
         assert response.json() == {"status": "starting"}
 
@@ -215,7 +215,7 @@ def test_draining_lets_running_requests_end(make_server: Callable[..., Server]) 
         server.front_end.close(20.0)
         assert running.result().json()["choices"][0]["text"] == "z" * 150
     with pytest.raises(httpx.ConnectError):
-        httpx.get(f"{server.front_end.url}/health")
+        httpx.get(f"{server.front_end.url}/health", timeout=60)
 
 
 def test_slow_reader_is_cut_off_and_others_go_on(make_server: Callable[..., Server]) -> None:

@@ -56,7 +56,7 @@ def started(command: list[Any], sign: str) -> Iterator[tuple[subprocess.Popen[st
 
 
 def health(port: int) -> int:
-    return httpx.get(f"http://127.0.0.1:{port}/health").status_code
+    return httpx.get(f"http://127.0.0.1:{port}/health", timeout=60).status_code
 
 
 def complete(port: int, prompt: str, max_tokens: int = 50) -> httpx.Response:
