@@ -6,6 +6,7 @@ that breaks something is left in build/fuzz and named; its place, once mended, i
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import shutil
@@ -43,10 +44,13 @@ def find_compiler() -> str | None:
 def build(compiler: str, targets: list[str]) -> None:
     """Compile the targets; raise CalledProcessError with the compiler's words."""
     configure = ["cmake", "-S", str(ROOT / "fuzz"), "-B", str(BUILD), "-G", "Ninja"]
-    subprocess.run([*configure, f"-DCMAKE_CXX_COMPILER={compiler}"], check=True, stdout=sys.stderr)
+    configure.append(f"-DCMAKE_CXX_COMPILER={compiler}")
     names = [f"fuzz_{target}" for target in targets]
-    command = ["cmake", "--build", str(BUILD), "-j2", "--target", *names]
-    subprocess.run(command, check=True, stdout=sys.stderr)
+    BUILD.mkdir(parents=True, exist_ok=True)
+    with (BUILD / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # one build at a time, also under pytest-xdist
+        for command in (configure, ["cmake", "--build", str(BUILD), "-j2", "--target", *names]):
+            subprocess.run(command, check=True, stdout=sys.stderr)
 
 
 def fuzz_for(target: str, seconds: int) -> int:
