@@ -194,6 +194,7 @@ def check_requests(make_server: Callable[..., Server]) -> None:
             connection.close()
     wait_for(lambda: server.front_end.stats()["requests_running"] == 0, "requests to end")
     assert answer_to(server, post(b'{"prompt": "x", "max_tokens": 1}'))[0] == 200
+    server.wait_until_empty()
 
 
 def check_json_depth(server: Server) -> None:
@@ -244,6 +245,7 @@ def check_slow_reader(make_server: Callable[..., Server]) -> None:
         # After some answers the socket's buffers are full.
         connection.sendall(post(body, close=False) * 50)
         wait_for(lambda: server.front_end.stats()["requests_aborted"] > 0, "the cut", 120)
+        server.wait_until_empty()
         data = b""
         with contextlib.suppress(ConnectionResetError):
             while part := connection.recv(65536):

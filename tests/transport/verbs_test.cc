@@ -100,10 +100,11 @@ TEST(whoever_is_no_front_end_is_turned_away) {
     hello.queue_pair.link_layer = IBV_LINK_LAYER_INFINIBAND;
     CHECK_CONTAINS(answer_to(&hello, sizeof(hello)).message, "InfiniBand");
     CHECK(host.owner().num_refused() >= 5);
-    // Half a hello, then silence.
-    const Host hasty(5, 0, milliseconds(300));
+    // Half a hello, then silence; the next one is served all the same, if it says its own in time.
+    const Host hasty(5, 0, milliseconds(2000));
     CHECK_CONTAINS(answer_of(hasty, &hello, 20).message, "no complete message in time");
-    const auto transport = connect_verbs(host.config());
+    CHECK(hasty.owner().num_refused() >= 1);
+    const auto transport = connect_verbs(hasty.config());
     uint64_t magic = 0;
     CHECK(transport->read_object(0, magic) == Status::ok);
     CHECK_EQUAL(magic, uint64_t{BLINK_MAGIC});
