@@ -61,7 +61,7 @@ void DetokenizerThread::start() {
 
 void DetokenizerThread::stop() {
   if (!thread_.joinable()) return;
-  is_stopping_.store(true, std::memory_order_relaxed);
+  is_stopping_.store(true, std::memory_order_release);  // pairs with run(): all events came before
   events_bell_.ring();
   thread_.join();
 }
@@ -71,12 +71,13 @@ void DetokenizerThread::run() {
   TokenEvent event;
   while (true) {
     const uint32_t seen = events_bell_.value();
+    const bool is_last = is_stopping_.load(std::memory_order_acquire);  // before the queue's end
     while (events_.pop(event)) handle(event);
     if (has_pushed_) {
       has_pushed_ = false;
       wake_network_();
     }
-    if (is_stopping_.load(std::memory_order_relaxed)) break;
+    if (is_last) break;
     events_bell_.wait(seen);
   }
 }

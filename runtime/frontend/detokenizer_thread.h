@@ -29,6 +29,7 @@ class DetokenizerThread {
   ~DetokenizerThread() { stop(); }
 
   void start();
+  // Ends after every event that was pushed before this call; the reader pushes none meanwhile.
   void stop();
 
  private:
@@ -56,7 +57,7 @@ class DetokenizerThread {
   std::string bytes_;  // response bytes of one event
   std::vector<ToolPiece> pieces_;
   bool has_pushed_ = false;
-  std::atomic<bool> is_stopping_{false};  // relaxed: the bell's release orders it
+  std::atomic<bool> is_stopping_{false};
   std::thread thread_;
 };
 

@@ -22,7 +22,9 @@ using tcp = asio::ip::tcp;
 using boost::system::error_code;
 
 constexpr auto kAcceptPause = std::chrono::milliseconds(10);
-constexpr auto kSendPatience = std::chrono::milliseconds(500);  // for last bytes, when stopping
+// For last bytes, when stopping. Looks and not a deadline: a pause of the machine takes none away.
+constexpr int kNumSendLooks = 250;
+constexpr auto kSendLookInterval = std::chrono::milliseconds(2);
 // How late a deadline or a client's leave may be noticed; one pass costs a look at each session.
 constexpr auto kSweepInterval = std::chrono::milliseconds(50);
 constexpr size_t kOverflowBytes = 64 * 1024;
@@ -102,10 +104,9 @@ void HttpServer::stop() {
     accept_pause_.cancel();
   });
   prepare_pool_.join();
-  const auto deadline = Clock::now() + kSendPatience;
   const std::atomic<int64_t>& num_open = pipeline_->metrics().connections_open;
-  while (num_open.load(std::memory_order_relaxed) > 0 && Clock::now() < deadline) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+  for (int i = 0; i < kNumSendLooks && num_open.load(std::memory_order_relaxed) > 0; ++i) {
+    std::this_thread::sleep_for(kSendLookInterval);
   }
   io_.stop();
   thread_.join();

@@ -1,12 +1,15 @@
 // The pure parts of the front end, against slow obvious models and random inputs. Run with
 // sanitizers.
 #include <algorithm>
+#include <atomic>
 #include <limits>
+#include <memory>
 #include <random>
 #include <string>
 #include <vector>
 
 #include "check.h"
+#include "frontend/detokenizer_thread.h"
 #include "frontend/metrics.h"
 #include "frontend/request_parser.h"
 #include "frontend/response_writer.h"
@@ -289,6 +292,46 @@ TEST(a_slot_released_after_the_statuses_were_read_is_not_free_by_them) {
   CHECK_EQUAL(tracker.refresh(empty), 0u);
   tracker.note_released();
   CHECK_EQUAL(tracker.refresh(empty), 1u);
+}
+
+// ---- detokenizer
+// ----------------------------------------------------------------------------------
+
+// The bug: the thread looked at its queue, a request's last event came, the stop came, and the
+// thread saw the stop and ended: the client's stream was cut without a word.
+TEST(events_that_came_before_the_stop_are_handled) {
+  constexpr size_t kNumGenerations = 2;
+  Metrics metrics;
+  SpscQueue<TokenEvent> events(kNumGenerations);
+  Doorbell bell;
+  DetokenizerThread::ReadyQueue ready(kNumGenerations);
+  std::vector<std::shared_ptr<Generation>> generations;
+  for (size_t i = 0; i < kNumGenerations; ++i) {
+    generations.push_back(std::make_shared<Generation>());
+    generations.back()->first.generation = generations.back().get();
+  }
+  const auto push_end = [&](Generation& generation) {
+    CHECK(events.push(TokenEvent{.choice = &generation.first, .ending = Ending::aborted}));
+  };
+  const uint32_t rings_before_stop = 1;
+  std::atomic<bool> is_emptied{false};
+  DetokenizerThread detokenizer(metrics, events, bell, ready, [&] {
+    if (is_emptied) return;
+    push_end(*generations[1]);  // as the reader would; it has ended when the stop comes
+    is_emptied = true;
+    while (bell.value() == rings_before_stop) std::this_thread::yield();
+  });
+  detokenizer.start();
+  push_end(*generations[0]);
+  bell.ring();
+  while (!is_emptied) std::this_thread::yield();
+  detokenizer.stop();
+  for (const auto& generation : generations) {
+    std::shared_ptr<Generation> popped;
+    CHECK(ready.pop(popped));
+    CHECK(popped == generation);
+    CHECK(generation->is_output_complete);
+  }
 }
 
 // ---- heartbeat
