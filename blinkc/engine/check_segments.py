@@ -168,7 +168,7 @@ def _compare(
     from polygraphy.backend.base import BaseRunner
     from polygraphy.backend.onnxrt import OnnxrtRunner, SessionFromOnnx
     from polygraphy.common import TensorMetadata
-    from polygraphy.comparator import Comparator, CompareFunc
+    from polygraphy.comparator import Comparator, SimpleCompareFunc
     from polygraphy.logger import G_LOGGER
 
     class EngineRunner(BaseRunner):  # type: ignore[misc]
@@ -201,7 +201,7 @@ def _compare(
         )
         wanted, got = (dict(iterations[0]) for _, iterations in runs.items())
         largest = {name: float(np.abs(value).max(initial=1.0)) for name, value in wanted.items()}
-        compare = CompareFunc.simple(
+        compare = SimpleCompareFunc(
             rtol=tolerance,
             atol={name: tolerance * value for name, value in largest.items()},
             infinities_compare_equal=True,
