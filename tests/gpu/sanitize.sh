@@ -1,43 +1,64 @@
 #!/usr/bin/env bash
-# compute-sanitizer over whole models on the host placement and over the kernels' own tests.
+# compute-sanitizer over whole models on the host placement and over the kernels' own tests, JOBS
+# (default 8) runs at a time: a watched process waits most for itself, not for the GPU.
 # Usage, from the checkout's root: PYTHONPATH=.:runtime tests/gpu/sanitize.sh [models|kernels]...
 # Graphs that launch graphs cannot be watched; their nodes are the same kernels.
 set -uo pipefail
 python=${PYTHON:-python3}
-failed=0
+jobs=${JOBS:-8}
 
-check() { # tool command...
-  local tool=$1
-  shift
-  local log
+check() { # tool name command...
+  local tool=$1 name=$2 log status
+  shift 2
   log=$(timeout "${SANITIZE_TIMEOUT:-600}" compute-sanitizer --tool "$tool" --error-exitcode 9 \
     --print-limit 5 "$@" 2>&1)
-  local status=$?
-  echo "$tool: status $status: $(grep -E 'ERROR SUMMARY|RACECHECK SUMMARY|passed|steps' <<<"$log" | tr '\n' ' ')"
+  status=$?
+  echo "$tool, $name: status $status, $SECONDS s:" \
+    "$(grep -E 'ERROR SUMMARY|RACECHECK SUMMARY|passed|steps' <<<"$log" | tr '\n' ' ')"
   if [ $status -ne 0 ]; then
     grep -E '^=========' <<<"$log" | head -40
-    failed=1
   fi
+  return $status
 }
 
+failed=0
+running=0
+start() { # as check, beside others
+  if [ $running -ge "$jobs" ]; then
+    wait -n || failed=1
+    running=$((running - 1))
+  fi
+  check "$@" &
+  running=$((running + 1))
+}
+
+# The slow tool first.
 for part in "${@:-models kernels}"; do
   for name in $part; do
     case $name in
       models)
-        for model in "llama bf16" "qwen3-moe fp16" "gemma2 bf16"; do
-          for tool in memcheck racecheck synccheck; do
+        for tool in racecheck memcheck synccheck; do
+          for model in "llama bf16" "qwen3-moe fp16" "gemma2 bf16"; do
             # shellcheck disable=SC2086
-            check $tool "$python" -m tests.gpu.serve_once $model host
+            start $tool "$model" "$python" -m tests.gpu.serve_once $model host
           done
         done
         ;;
       kernels)
-        for tool in memcheck racecheck; do
-          check $tool "$python" -m pytest -q -p no:cacheprovider -o addopts= tests/gpu/test_kernels.py \
-            -k "bf16 and ((decode_attention and 16-False and 256) or (prefill_attention and 80) or (gemv and 137) or (greedy and 1000) or (experts and 160))"
+        for tool in racecheck memcheck; do
+          for kind in "long_prefill and bf16-16 and 130" "narrow and 137-1984" \
+            "decode_attention and bf16-16-0 and 256" "prefill_attention and 80" "gemv and 137" \
+            "greedy and 1000" "sampling_inverts and 300 and top_p" "experts and 160"; do
+            start $tool "$kind" "$python" -m pytest -q -p no:cacheprovider -o addopts= \
+              tests/gpu/test_kernels.py tests/gpu/test_warpgroup_kernels.py -k "bf16 and $kind"
+          done
         done
         ;;
     esac
   done
+done
+while [ $running -gt 0 ]; do
+  wait -n || failed=1
+  running=$((running - 1))
 done
 exit $failed
