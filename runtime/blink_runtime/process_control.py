@@ -7,18 +7,45 @@ import signal
 import threading
 import time
 from contextlib import suppress
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from blink_runtime.front_end import FrontEnd
 
 
-def stop_event() -> threading.Event:
+class StopEvent(threading.Event):
+    """An event that a handler of signals may set, once, in the thread that waits for it.
+
+    A `threading.Event` would take the lock that its own `wait` holds at some moments: a handler
+    that ran just then would wait for its thread for ever.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._has_come = False
+        self._wakes: SimpleQueue[None] = SimpleQueue()  # whose `put` may interrupt any `get`
+
+    def is_set(self) -> bool:
+        return self._has_come
+
+    def set(self) -> None:
+        self._has_come = True
+        self._wakes.put(None)
+
+    def wait(self, timeout: float | None = None) -> bool:
+        with suppress(Empty):
+            self._wakes.get(timeout=timeout)
+            self._wakes.put(None)  # for whoever waits next
+        return self._has_come
+
+
+def stop_event() -> StopEvent:
     """Return an event that SIGINT and SIGTERM set; a second signal ends the process at once.
 
     SIGHUP, which would end the process too, is kept for `reload_on_signal`.
     """
-    event = threading.Event()
+    event = StopEvent()
 
     def on_signal(number: int, _frame: object) -> None:
         if event.is_set():
@@ -48,9 +75,10 @@ def reload_on_signal(front_end: FrontEnd) -> None:
     def on_signal(_number: int, _frame: object) -> None:
         try:
             front_end.reload()
-            say("keys and certificate read again, access log opened anew")
         except RuntimeError as error:
             say(f"not reloaded, the old ones stay: {error}")
+        else:
+            say("keys and certificate read again, access log opened anew")
 
     if threading.current_thread() is threading.main_thread():
         earlier = signal.signal(signal.SIGHUP, on_signal)
@@ -71,8 +99,12 @@ def drain(front_end: FrontEnd, patience_s: float) -> None:
 
 
 def say(text: str) -> None:
-    """Tell the operator; a full disk, or a pipe that nobody reads any more, ends no server."""
-    with suppress(OSError):
+    """Tell the operator; a full disk, or a pipe that nobody reads any more, ends no server.
+
+    A handler of signals that interrupts this very function is not heard: Python raises RuntimeError
+    where the output is written to already.
+    """
+    with suppress(OSError, RuntimeError):
         print(text, flush=True)
 
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
+from blink_runtime.process_control import StopEvent
 from blink_runtime.shared_ring import open_ring
 from blink_runtime.top import STATES
 
@@ -78,7 +79,7 @@ def run_trace(ring_name: str | None, output: Path, seconds: float) -> None:
     from blink_runtime import _native
 
     ring, name = open_ring(ring_name)
-    stop = threading.Event()
+    stop = StopEvent()
     with output.open("w", encoding="utf-8") as file:  # before the watch, which would be for nothing
         previous = signal.signal(signal.SIGINT, lambda *_: stop.set())
         try:

@@ -10,10 +10,12 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import pytest
 
-from blink_runtime.process_control import drain, reload_on_signal, say, stop_event
+from blink_runtime.process_control import StopEvent, drain, reload_on_signal, say, stop_event
 
 from .fake_server import Server, wait_for
 from .test_http import connect, post
@@ -58,6 +60,47 @@ def test_hang_up_during_the_start_ends_nothing() -> None:
     assert not stop.is_set()
 
 
+def test_a_signal_at_any_moment_of_a_wait_is_seen() -> None:
+    """The bug: its handler wanted the lock that the waiting thread, the same one, held."""
+    for moment in range(1, 1000):
+        stop = stop_event()
+        if not interrupt_at(moment, stop):
+            break
+        assert stop.is_set() and stop.wait() and stop.wait(0)
+    assert moment > 10 and not stop.is_set()
+
+
+def interrupt_at(moment: int, stop: StopEvent) -> bool:
+    """Wait shortly, with a signal in front of that operation of the interpreter; False: the wait
+    has not so many."""
+    left = moment
+    earlier = sys.gettrace()
+
+    def count(frame: FrameType, what: str, _: Any) -> Any:
+        nonlocal left
+        frame.f_trace_opcodes = True
+        if what == "opcode":
+            left -= 1
+            if left == 0:
+                os.kill(os.getpid(), signal.SIGTERM)
+        return count
+
+    sys.settrace(count)
+    try:
+        stop.wait(0.001)
+    finally:
+        sys.settrace(earlier)
+    return left <= 0
+
+
+def test_two_signals_at_once_are_seen_as_one() -> None:
+    """The second comes while the first one's handler runs: in front of, or behind, its own mark."""
+    stop = StopEvent()
+    stop.set()
+    stop.set()
+    assert stop.wait() and stop.wait()
+
+
 def test_a_second_signal_ends_a_server_that_drains(
     make_server: Callable[..., Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -100,3 +143,34 @@ def test_an_output_that_is_full_ends_no_server(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(sys, "stdout", output)
     say("ready")
     assert output.getvalue() == "ready\n"
+
+
+class InterruptedOutput(io.RawIOBase):
+    """Takes everything, and a signal comes while it does."""
+
+    def __init__(self) -> None:
+        self.taken = b""
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        os.kill(os.getpid(), signal.SIGHUP)
+        self.taken += bytes(data)
+        return len(data)
+
+
+def test_a_hang_up_while_something_is_said_ends_no_server(
+    make_server: Callable[..., Server], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bug: what its handler said raised an error, in the middle of what was being said."""
+    log = tmp_path / "log"
+    server = make_server(access_log=str(log))
+    reload_on_signal(server.front_end)
+    log.unlink()
+    output = InterruptedOutput()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BufferedWriter(output)))
+    say("ready")
+    monkeypatch.undo()
+    assert output.taken.startswith(b"ready\n")
+    assert log.exists()
