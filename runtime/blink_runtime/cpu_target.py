@@ -17,6 +17,9 @@ from blinkc.errors import BlinkError
 from blinkc.usable_cores import usable_cores
 
 _ERROR_BYTES = 1024
+# For the step at hand, which nothing interrupts: of a large model and a long prompt it may take a
+# minute, and what it reads and writes must not be freed under it.
+_STOP_PATIENCE_S = 300.0
 _PR_SET_NAME = 15
 _LAUNCH = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_uint32)
 
@@ -104,8 +107,10 @@ class CpuTarget(Closing):
 
     def close(self) -> None:
         """Free the scheduler and the model; the ring must have been told to stop first."""
-        if not self.join(5.0):
-            raise BlinkError("the scheduler did not stop within 5 s of the ring's stop word")
+        if not self.join(_STOP_PATIENCE_S):
+            raise BlinkError(
+                f"the scheduler did not stop within {_STOP_PATIENCE_S:.0f} s of the stop word"
+            )
         if self._scheduler:
             self._library.blink_cpu_scheduler_destroy(self._scheduler)
             self._scheduler = ctypes.c_void_p()
