@@ -78,7 +78,7 @@ void with_verbs(const char* name, const VerbsLibrary* library,
   owner_config.device.library = library;
   const auto owner = serve_verbs(ring, owner_config);
   VerbsConnectConfig config{.host = "127.0.0.1", .port = owner->port()};
-  config.transfer_timeout = std::chrono::seconds(10);
+  config.connect_timeout = config.transfer_timeout = std::chrono::seconds(60);
   config.device.library = library;
   Link link{name, memory.get(), connect_verbs(config)};
   test(link);
@@ -303,7 +303,8 @@ TEST(peers_that_are_no_ring_are_refused) {
 TEST(rings_of_dead_processes_are_removed) {
   const RingSizes sizes = small_sizes();
   const size_t num_bytes = ring_layout_from_sizes(sizes).ring_bytes;
-  const std::string prefix = "/blink-stale-" + std::to_string(::getpid()) + "-";
+  // Not of the family "/blink-": every server that starts on this machine clears that one.
+  const std::string prefix = "/test-stale-" + std::to_string(::getpid()) + "-";
   const pid_t child = ::fork();
   if (child == 0) {
     SharedMemory memory = SharedMemory::create(prefix + "dead", num_bytes);

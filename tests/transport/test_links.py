@@ -19,7 +19,10 @@ import pytest
 
 from tests.runtime_frontend.native_build import build_program
 
+_native = pytest.importorskip("blink_runtime._native", reason="the native module is not built")
 _numbers = itertools.count()
+# `hang`'s thousand tokens take 20 s: it is in flight until somebody is killed.
+SLOW = "--token-interval-us=20000"
 
 
 class Link:
@@ -29,7 +32,8 @@ class Link:
         self._stack = stack
         self._owner = owner
         self._front_end = front_end
-        self.name = f"/blink-link-{os.getpid()}-{next(_numbers)}"
+        # Not of the family "/blink-": a server that starts clears what its dead have left.
+        self.name = f"/test-link-{os.getpid()}-{next(_numbers)}"
 
     def start_owner(self, *options: str) -> subprocess.Popen[str]:
         process = self._start(self._owner, "--transport=shm", f"--name={self.name}", *options)
@@ -42,8 +46,13 @@ class Link:
         assert process.stdout is not None
         line = process.stdout.readline()
         assert "http://" in line, line + process.stdout.read()
-        client = httpx.Client(base_url="http" + line.split("http")[1].strip(), timeout=60)
+        client = httpx.Client(base_url="http" + line.split("http")[1].strip(), timeout=300)
         return process, self._stack.enter_context(client)
+
+    def wait_for_running(self, count: int) -> None:
+        """Wait until the ring's owner has taken so many requests, of which none has ended."""
+        ring = _native.Ring.open(self.name)
+        wait_for(lambda: len(ring.slots()) == count, f"{count} requests in flight")
 
     def refused(self, *options: str) -> str:
         """Return what a front end says that may not come."""
@@ -51,7 +60,7 @@ class Link:
             [str(self._front_end), f"--name={self.name}", *options],
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=300,
         )
         assert done.returncode == 1, done.stdout
         return done.stderr
@@ -111,26 +120,26 @@ def health(client: httpx.Client) -> str:
 def test_owner_dies_and_comes_back(link: Link) -> None:
     """The bug: slots of requests that went with the ring never used again, or a 200 for half an
     answer."""
-    owner = link.start_owner("--token-interval-us=2000")
+    owner = link.start_owner(SLOW)
     _, client = link.start_front_end()
     wait_for(lambda: health(client) == "serving", "health")
     for life in range(3):
         ask(client, f"life {life}")
         with ThreadPoolExecutor(3) as pool:
             running = [pool.submit(hang, client) for _ in range(3)]
-            time.sleep(0.3)
+            link.wait_for_running(3)
             owner.kill()
             assert [future.result() for future in running] == [503] * 3
         assert health(client) == "lost"
         assert client.post("/v1/completions", json={"prompt": "x"}).status_code == 503
-        owner = link.start_owner("--token-interval-us=2000")
+        owner = link.start_owner(SLOW)
         wait_for(lambda: health(client) == "serving", "recovery")
         for i in range(9):  # more than the range has slots
             ask(client, f"after life {life}, {i}")
 
 
 def test_front_end_dies_and_comes_back(link: Link) -> None:
-    owner = link.start_owner("--token-interval-us=2000")
+    owner = link.start_owner(SLOW)
     for life in range(3):
         front_end, client = link.start_front_end()
         wait_for(lambda c=client: health(c) == "serving", "health")  # type: ignore[misc]
@@ -138,7 +147,7 @@ def test_front_end_dies_and_comes_back(link: Link) -> None:
             ask(client, f"life {life}, {i}")
         with ThreadPoolExecutor(3) as pool:
             running = [pool.submit(hang, client) for _ in range(3)]
-            time.sleep(0.3)
+            link.wait_for_running(3)
             front_end.kill()
             assert [future.result() for future in running] == [0] * 3
         front_end.wait()
