@@ -77,11 +77,21 @@ class Server:
         return self.http.post("/v1/completions", json=body)
 
     def wait_until_empty(self) -> None:
-        """Wait until every slot of the ring is empty again; the bug it guards: a leaked slot."""
+        """Wait until every slot of the ring is empty again and no request is counted as running:
+        then the front end may use each. The bug it guards: a leaked slot."""
         wait_for(lambda: not self.ring.slots(), "slots to be empty")
+        self.wait_for_running(0)
+
+    def wait_for_running(self, count: int) -> None:
+        """Wait until so many requests have a slot, whether the ring's owner has seen them or not.
+
+        With a frozen owner that is as long as one likes; the ring itself shows what the owner took.
+        """
+        running = "requests_running"
+        wait_for(lambda: self.front_end.stats()[running] == count, f"{count} requests to run")
 
 
-def wait_for(condition: Callable[[], bool], what: str, timeout_s: float = 20) -> None:
+def wait_for(condition: Callable[[], bool], what: str, timeout_s: float = 120) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, f"waited {timeout_s} s for {what}"
@@ -105,6 +115,8 @@ def make_servers(stack: ExitStack) -> Callable[..., Server]:
         )
         process = start_owner(ring.name, owner or {})
         stack.callback(stop_owner, ring, process)
+        # On a busy machine an owner is silent now and then, and no test but a few means that.
+        options = {"stall_timeout_ms": 600_000, **options}
         front_end = FrontEnd(
             ring,
             codec or ByteCodec(),
@@ -112,7 +124,7 @@ def make_servers(stack: ExitStack) -> Callable[..., Server]:
             FrontEndOptions(port=0, model_name="fake", eos_token_ids=(EOS,), **options),
         )
         stack.enter_context(front_end)
-        client = stack.enter_context(httpx.Client(base_url=front_end.url, timeout=60))
+        client = stack.enter_context(httpx.Client(base_url=front_end.url, timeout=300))
         if waits:
             wait_for(lambda: front_end.health == "serving", "the front end to be healthy")
         return Server(front_end, ring, process, client)
@@ -157,4 +169,4 @@ def frozen(owner: subprocess.Popen[str]) -> Iterator[None]:
 
 def stop_owner(ring: Any, process: subprocess.Popen[str]) -> None:
     ring.request_stop()
-    process.wait(timeout=20)
+    process.wait(timeout=120)

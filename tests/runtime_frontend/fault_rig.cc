@@ -108,6 +108,9 @@ Rig::Options Rig::defaults() {
   options.config.port = 0;
   options.config.model_name = "fake";
   options.config.eos_token_ids = {FakeOwner::kEos};
+  // No thread's pause on a busy machine is a client that is late, or an owner that is dead.
+  options.config.header_timeout_ms = options.config.body_timeout_ms = 600'000;
+  options.config.stall_timeout_ms = 600'000;
   return options;
 }
 
@@ -184,10 +187,10 @@ uint64_t Rig::num_ended() {
 }
 
 void wait_for(const std::function<bool()>& condition, const char* what) {
-  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(300);
   while (!condition()) {
     if (std::chrono::steady_clock::now() > deadline) {
-      fail(__FILE__, __LINE__, std::string("waited 60 s for ") + what);
+      fail(__FILE__, __LINE__, std::string("waited 300 s for ") + what);
     }
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }

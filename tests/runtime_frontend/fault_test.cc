@@ -127,7 +127,7 @@ void check_all_slots(Rig& rig, uint32_t num_slots) {
 
 TEST(link_goes_down_and_up) {
   Rig::Options options = Rig::defaults();
-  options.owner.token_interval_us = 10'000;  // streams of ten seconds
+  options.owner.token_interval_us = 50'000;  // streams of fifty seconds
   Rig rig(options);
   for (uint64_t round = 1; round <= 3; ++round) {
     auto sockets = start_streams(rig, 8);
@@ -153,7 +153,8 @@ TEST(link_goes_down_and_up) {
 
 TEST(owner_dies_and_another_comes_with_a_new_ring) {
   Rig::Options options = Rig::defaults();
-  options.owner.token_interval_us = 10'000;  // streams of ten seconds
+  options.owner.token_interval_us = 50'000;  // streams of fifty seconds
+  options.config.stall_timeout_ms = 2000;
   Rig rig(options);
   auto sockets = start_streams(rig, 8);
   rig.kill_owner();  // its memory is still there: only the heartbeat tells

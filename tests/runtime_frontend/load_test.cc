@@ -137,6 +137,8 @@ int run(const Load& load) {
   config.model_name = "fake";
   config.eos_token_ids = {FakeOwner::kEos};
   config.max_connections = load.num_streams + 16;
+  // No thread's pause on a busy machine is a client that is late, or an owner that is dead.
+  config.header_timeout_ms = config.idle_timeout_ms = config.stall_timeout_ms = 600'000;
   FrontEnd front_end(config, connect_mapped(memory.get(), num_bytes), std::make_shared<ByteCodec>(),
                      render);
   front_end.start();

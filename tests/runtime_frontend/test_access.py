@@ -13,8 +13,16 @@ from typing import Any
 import httpx
 import pytest
 
-from .fake_server import NAN, STALL, Server, frozen, wait_for
-from .test_http import BODY, connect, exchange, post, receive_all, split_response
+from .fake_server import NAN, Server, frozen, wait_for
+from .test_http import (
+    BODY,
+    connect,
+    exchange,
+    exchange_late,
+    post,
+    receive_all,
+    split_response,
+)
 
 
 @pytest.fixture(scope="module")
@@ -141,15 +149,9 @@ def log_of(path: Path, count: int) -> list[dict[str, Any]]:
 
 def test_access_log(make_server: Callable[..., Server], tmp_path: Path) -> None:
     path = tmp_path / "access.log"
-    server = make_server(
-        owner={"stall_us": 1_500_000},
-        api_keys=("very-secret",),
-        access_log=str(path),
-        header_timeout_ms=1000,
-        stall_timeout_ms=60_000,
-    )
+    server = make_server(api_keys=("very-secret",), access_log=str(path))
     key = {"Authorization": "Bearer very-secret"}
-    with httpx.Client(base_url=server.front_end.url, headers=key, timeout=60) as client:
+    with httpx.Client(base_url=server.front_end.url, headers=key, timeout=300) as client:
         client.get("/health?token=very-secret", headers={"X-Request-Id": "one"})
         client.post("/v1/completions", json={"prompt": "hello", "max_tokens": 20})
         body = {"prompt": "hello", "max_tokens": 3, "stream": True}
@@ -157,17 +159,9 @@ def test_access_log(make_server: Callable[..., Server], tmp_path: Path) -> None:
         client.post("/v1/completions", json={"prompt": [65, NAN], "stream": True, "max_tokens": 9})
     server.http.post("/v1/completions", json={"prompt": "x"})
     exchange(server, b"nonsense\r\n")
-    exchange(server, b"GET /slow")
-    before = server.front_end.stats()["output_tokens"]
-    with connect(server) as connection:
-        gone = b'{"prompt": [65, %d, 66, 67], "max_tokens": 20}' % STALL
-        connection.sendall(post(gone, extra="Authorization: Bearer very-secret\r\n"))
-        wait_for(lambda: server.front_end.stats()["output_tokens"] > before, "the first token")
-        with frozen(server.owner):
-            connection.close()
-            lines = log_of(path, 8)
+    lines = log_of(path, 6)
     assert "very-secret" not in path.read_text()
-    health, whole, stream, failed, refused, nonsense, slow, left = lines
+    health, whole, stream, failed, refused, nonsense = lines
     assert {k: health[k] for k in ("id", "peer", "method", "path", "status", "complete")} == {
         "id": "one", "peer": "127.0.0.1", "method": "GET", "path": "/health", "status": 200,
         "complete": True,
@@ -176,12 +170,11 @@ def test_access_log(make_server: Callable[..., Server], tmp_path: Path) -> None:
     assert "prompt_tokens" not in health and "key" not in refused
     assert (whole["prompt_tokens"], whole["output_tokens"]) == (5, 6)
     assert (stream["prompt_tokens"], stream["output_tokens"]) == (5, 3)
-    assert 0 < stream["ttft_us"] <= stream["e2e_us"] < 60_000_000
+    assert 0 < stream["ttft_us"] <= stream["e2e_us"] < 600_000_000  # no clock's reading
     assert stream["sent_bytes"] > stream["received_bytes"] > 0
     assert (failed["status"], failed["complete"]) == (200, True)  # it ends with an error event
-    assert [line["status"] for line in (refused, nonsense, slow)] == [401, 400, 408]
+    assert [line["status"] for line in (refused, nonsense)] == [401, 400]
     assert (nonsense["method"], nonsense["path"]) == ("-", "")
-    assert (left["status"], left["complete"], left["output_tokens"]) == (499, False, 1)
     assert lines == sorted(lines, key=lambda line: line["time"])
     # Rotation: what comes later goes into a new file.
     path.rename(tmp_path / "old.log")
@@ -189,6 +182,31 @@ def test_access_log(make_server: Callable[..., Server], tmp_path: Path) -> None:
     server.http.get("/health")
     assert [line["path"] for line in log_of(path, 1)] == ["/health"]
     assert "blink_access_log_dropped_total 0" in server.http.get("/metrics").text
+
+
+def test_who_leaves_is_in_the_log(make_server: Callable[..., Server], tmp_path: Path) -> None:
+    path = tmp_path / "access.log"
+    # The first token comes at once, the second in ten minutes.
+    server = make_server(
+        owner={"token_interval_us": 600_000_000}, api_keys=("very-secret",), access_log=str(path)
+    )
+    with connect(server) as connection:
+        body = b'{"prompt": [65, 66, 67], "max_tokens": 20}'
+        connection.sendall(post(body, extra="Authorization: Bearer very-secret\r\n"))
+        wait_for(lambda: server.front_end.stats()["output_tokens"] == 1, "the first token")
+        connection.close()
+        (left,) = log_of(path, 1)
+    assert (left["status"], left["complete"], left["output_tokens"]) == (499, False, 1)
+    assert (left["key"], left["path"]) == ("key-1", "/v1/completions")
+    assert "very-secret" not in path.read_text()
+
+
+def test_who_is_late_is_in_the_log(make_server: Callable[..., Server], tmp_path: Path) -> None:
+    path = tmp_path / "access.log"
+    server = make_server(access_log=str(path), header_timeout_ms=1000)
+    assert split_response(exchange_late(server, b"GET /slow"))[0] == 408
+    for late in log_of(path, 1):
+        assert (late["status"], late["complete"]) == (408, True)
 
 
 def test_log_that_nobody_reads(make_server: Callable[..., Server], tmp_path: Path) -> None:
@@ -209,7 +227,7 @@ def test_log_that_nobody_reads(make_server: Callable[..., Server], tmp_path: Pat
 
 
 def test_draining(make_server: Callable[..., Server]) -> None:
-    server = make_server(owner={"token_interval_us": 5000}, stall_timeout_ms=60_000)
+    server = make_server(owner={"token_interval_us": 5000}, header_timeout_ms=600_000)
     long = post(b'{"prompt": "%s", "max_tokens": 401}' % (b"A" * 400), close=False)
     with (
         connect(server) as idle,
@@ -217,12 +235,12 @@ def test_draining(make_server: Callable[..., Server]) -> None:
         connect(server) as beginning,
         ThreadPoolExecutor(1) as pool,
     ):
-        running.sendall(long)
         beginning.sendall(post(close=False)[:30])
-        wait_for(lambda: bool(server.ring.slots()), "the request to be in the ring")
-        wait_for(lambda: server.front_end.stats()["connections_open"] == 3, "connections")
         with frozen(server.owner):
-            drained = pool.submit(server.front_end.close, 20.0)
+            running.sendall(long)
+            server.wait_for_running(1)
+            wait_for(lambda: server.front_end.stats()["connections_open"] == 3, "connections")
+            drained = pool.submit(server.front_end.close, 600.0)
             assert idle.recv(1) == b""  # nothing was asked there
             with connect(server) as late:  # who asks now is told, not left alone
                 late.sendall(post(close=False))

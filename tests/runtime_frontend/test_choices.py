@@ -152,8 +152,8 @@ def test_streamed_choices_carry_their_index(full: Server, path: str) -> None:
 
 def test_all_slots_or_none(make_server: Callable[..., Server]) -> None:
     """Guards against a request that keeps some slots while it waits for others: 429 instead."""
-    server = make_server(sizes={**SIZES, "num_slots": 4}, owner={"token_interval_us": 20_000})
-    body = {"prompt": "x" * 90, "max_tokens": 100, "n": 2, "stream": True}
+    server = make_server(sizes={**SIZES, "num_slots": 4}, owner={"token_interval_us": 200_000})
+    body = {"prompt": "x", "max_tokens": 1900, "n": 2, "stream": True, "ignore_eos": True}  # 380 s
     with server.http.stream("POST", "/v1/completions", json=body) as running:
         assert running.status_code == 200
         next(running.iter_lines())

@@ -18,17 +18,20 @@ import pytest
 from .fake_server import _native, wait_for
 from .native_build import build_program
 from .test_faults import stream_body
-from .test_http import post, receive_all
+from .test_http import post, receive_all, receive_until
 
 SLOTS = 4
+# `start_streams`' thousand tokens take 150 s: they are in flight until somebody is killed, and
+# their slots come back sooner than that.
+TOKEN_INTERVAL_US = 150_000
 
 
 @contextmanager
-def owner(name: str, *, token_interval_us: int = 3000) -> Iterator[subprocess.Popen[str]]:
+def owner(name: str) -> Iterator[subprocess.Popen[str]]:
     """Run a ring's owner, which makes the ring."""
     arguments = [f"--name={name}", f"--slots={SLOTS}", "--front-ends=1"]
     command = [build_program("link_owner"), "--transport=shm", *arguments]
-    with started([*command, f"--token-interval-us={token_interval_us}"], "owner ready") as process:
+    with started([*command, f"--token-interval-us={TOKEN_INTERVAL_US}"], "owner ready") as process:
         yield process[0]
 
 
@@ -56,32 +59,43 @@ def started(command: list[Any], sign: str) -> Iterator[tuple[subprocess.Popen[st
 
 
 def health(port: int) -> int:
-    return httpx.get(f"http://127.0.0.1:{port}/health", timeout=60).status_code
+    return httpx.get(f"http://127.0.0.1:{port}/health", timeout=300).status_code
 
 
-def complete(port: int, prompt: str, max_tokens: int = 50) -> httpx.Response:
-    body = {"prompt": prompt, "max_tokens": max_tokens}
-    return httpx.post(f"http://127.0.0.1:{port}/v1/completions", json=body, timeout=30)
+def complete(port: int, prompt: str, **fields: int) -> httpx.Response:
+    body = {"prompt": prompt, "max_tokens": 50, **fields}
+    return httpx.post(f"http://127.0.0.1:{port}/v1/completions", json=body, timeout=300)
 
 
 def start_streams(port: int, count: int, stack: ExitStack) -> list[socket.socket]:
     connections = []
     for _ in range(count):
-        connection = socket.create_connection(("127.0.0.1", port), timeout=20)
+        connection = socket.create_connection(("127.0.0.1", port), timeout=300)
         stack.enter_context(connection)
-        connection.sendall(post(stream_body("old", ignore_eos=True)))
-        assert connection.recv(100).startswith(b"HTTP/1.1 200 ")
+        connection.sendall(post(stream_body("old", ignore_eos=True, max_tokens=1000)))
+        assert receive_until(connection, b"data: {").startswith(b"HTTP/1.1 200 ")
         connections.append(connection)
     return connections
 
 
-def check_all_slots(port: int) -> None:
-    """Complete as many requests at once as there are slots."""
+def check_all_slots(port: int, ring: Any) -> None:
+    """Complete as many requests at once as there are slots.
+
+    Slots of an earlier life come back one by one, each when it was seen empty for a while: first
+    all that a single request takes together, then all to requests with texts of their own.
+    """
+    wait_for(lambda: complete(port, "x", n=SLOTS).status_code == 200, "all slots to be free")
+    wait_for(lambda: not ring.slots(), "slots to be empty")
+    wait_for(lambda: "blink_requests_running 0\n" in metrics(port), "requests to end")
     with ThreadPoolExecutor(SLOTS) as pool:
         answers = list(pool.map(lambda i: complete(port, f"new {i}"), range(SLOTS)))
     assert [answer.json()["choices"][0]["text"] for answer in answers] == [
         f"new {i}" for i in range(SLOTS)
-    ]
+    ], [answer.text for answer in answers]
+
+
+def metrics(port: int) -> str:
+    return httpx.get(f"http://127.0.0.1:{port}/metrics", timeout=300).text
 
 
 @pytest.fixture
@@ -103,9 +117,7 @@ def test_front_end_is_killed_with_requests_in_flight(ring_name: str) -> None:
             wait_for(lambda b=beats: ring.header()["heartbeat"] > b, "a heartbeat")  # type: ignore[misc]
             with front_end(ring_name) as (_, port):
                 wait_for(lambda: not ring.slots(), "slots to come back")
-                wait_for(lambda p=port: complete(p, "x").status_code == 200, "a free slot")  # type: ignore[misc]
-                wait_for(lambda: not ring.slots(), "slots to be empty")
-                check_all_slots(port)
+                check_all_slots(port, ring)
         assert owner_process.poll() is None
 
 
@@ -125,8 +137,5 @@ def test_owner_is_killed_and_another_comes(ring_name: str) -> None:
         first.wait()
         stack.enter_context(owner(ring_name))
         wait_for(lambda: health(port) == 200, "the new owner to be found")
-        wait_for(lambda: complete(port, "y").status_code == 200, "a free slot")
-        ring = _native.Ring.open(ring_name)
-        wait_for(lambda: not ring.slots(), "slots to be empty")
-        check_all_slots(port)
+        check_all_slots(port, _native.Ring.open(ring_name))
         assert process.poll() is None

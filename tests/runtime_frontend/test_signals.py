@@ -9,6 +9,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -110,17 +111,19 @@ def test_a_second_signal_ends_a_server_that_drains(
         raise SystemExit(status)
 
     monkeypatch.setattr(os, "_exit", leave)
-    server = make_server(owner={"token_interval_us": 50_000}, sizes={"max_output_tokens": 2000})
-    body = b'{"prompt": "x", "max_tokens": 2000, "ignore_eos": true}'  # would take 100 s
+    server = make_server(owner={"token_interval_us": 500_000}, sizes={"max_output_tokens": 2000})
+    body = b'{"prompt": "x", "max_tokens": 2000, "ignore_eos": true}'  # would take 1000 s
     stop = stop_event()
     os.kill(os.getpid(), signal.SIGTERM)
     assert stop.is_set()
     with connect(server) as connection:
         connection.sendall(post(body))
         wait_for(lambda: bool(server.ring.slots()), "the request to be in the ring")
-        threading.Thread(target=signal_once_it_drains).start()
-        with pytest.raises(SystemExit, match="143"):
-            drain(server.front_end, 20.0)
+        with ThreadPoolExecutor(1) as pool:
+            signalled = pool.submit(signal_once_it_drains)
+            with pytest.raises(SystemExit, match="143"):
+                drain(server.front_end, 600.0)
+            signalled.result()
         assert server.front_end.stats()["requests_running"] == 1
     for thread in threading.enumerate():  # the client has left, so that the drain ends
         if thread.name == "blink-drain":

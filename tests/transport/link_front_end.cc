@@ -48,6 +48,8 @@ int serve(const Options& options) {
   config.eos_token_ids = {FakeOwner::kEos};
   config.front_end_index = static_cast<uint32_t>(options.number("front-end", 0));
   config.has_chat_template = false;
+  // Long: an owner that gets no core on a busy machine is not dead. One that is leaves the link.
+  config.stall_timeout_ms = 600'000;
   const TransportInfo info = transport->info();
   FrontEnd front_end(config, std::move(transport), std::make_shared<ByteCodec>(),
                      [](const std::string&) { return std::string(); });
