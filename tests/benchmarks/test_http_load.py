@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import statistics
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
@@ -39,7 +38,7 @@ def url(make_server: Callable[..., Any]) -> str:
 def load(**changes: Any) -> Load:
     values: dict[str, Any] = {
         "num_requests": 12, "prompt_tokens": 9, "output_tokens": 10, "vocab_size": 128,
-        "model": "fake", "concurrency": 4, "timeout_s": 60.0,
+        "model": "fake", "concurrency": 4, "timeout_s": 600.0,
     }  # fmt: skip
     return Load(**{**values, **changes})
 
@@ -47,11 +46,15 @@ def load(**changes: Any) -> Load:
 def test_the_server_may_close_idle_connections(make_server: Callable[..., Any]) -> None:
     """The bug: a long run ended where the server closed connections that had nothing more to do."""
     owner = {"token_interval_us": 20_000}
-    url = make_server(owner=owner, idle_timeout_ms=300).front_end.url
-    with LoadClient(url) as client:
+    server = make_server(owner=owner, idle_timeout_ms=300)
+    with LoadClient(server.front_end.url) as client:
         # The last one takes 800 ms alone; the other connections have done their part by then.
         times = client.run(load(num_requests=9, concurrency=8, output_tokens=40))
-        time.sleep(0.6)
+        server.http.close()
+        fake_server.wait_for(
+            lambda: server.front_end.stats()["connections_open"] == 0,
+            "idle connections to be closed",
+        )
         times += client.run(load(num_requests=2, concurrency=2))
     assert len(times) == 11
 

@@ -24,7 +24,7 @@ def _refusal(script: str, *arguments: str) -> str:
         },
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         check=False,
     )
     assert done.returncode == 1

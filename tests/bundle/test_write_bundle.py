@@ -234,7 +234,7 @@ def test_build_that_may_not_be_written_is_bundled(build: Path, model: Path, tmp_
 
     def bundle_it() -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            command, preexec_fn=_drop_override, capture_output=True, text=True, timeout=120
+            command, preexec_fn=_drop_override, capture_output=True, text=True, timeout=600
         )
 
     with BuildFolder(tmp_path / "b", create=False):  # of one who may write
@@ -288,7 +288,7 @@ def test_target_that_gives_other_tokens_is_found(bundle: Path, tmp_path: Path) -
         verify_bundle(tmp_path / "b", progress=QUIET)
     # The server runs it at each start, before it listens.
     command = [sys.executable, "-m", "blink_runtime.cli", "run", str(tmp_path / "b"), "--port", "0"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert done.returncode == 1
     assert "the golden prompt gives" in done.stderr
     assert "http://" not in done.stdout

@@ -47,7 +47,7 @@ def run_blocked(program: str, *arguments: str) -> subprocess.CompletedProcess[st
         [sys.executable, "-c", _BLOCKER + program, *arguments],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         check=False,
     )
 

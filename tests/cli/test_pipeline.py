@@ -58,7 +58,7 @@ def content(build: Path) -> dict[str, bytes]:
 def test_killed_run_resumes_where_it_stopped(stage: str, model: Path, tmp_path: Path) -> None:
     build = tmp_path / "build"
     command = [sys.executable, "-m", "tests.cli.fake_stages", str(model), str(build), stage]
-    killed = subprocess.run(command, cwd=ROOT, timeout=120, check=False)
+    killed = subprocess.run(command, cwd=ROOT, timeout=600, check=False)
     assert killed.returncode == -signal.SIGKILL
     assert not (build / stage).exists()
     assert list(build.glob(".new-*"))

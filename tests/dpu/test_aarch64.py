@@ -73,7 +73,6 @@ def wheel(sysroot: Path) -> Path:
     return build_wheel.build_wheel(sysroot, AARCH64 / "dist")
 
 
-@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_program(programs: Path, sysroot: Path, name: str) -> None:
     emulator = shutil.which("qemu-aarch64-static") or shutil.which("qemu-aarch64")
@@ -82,7 +81,6 @@ def test_program(programs: Path, sysroot: Path, name: str) -> None:
     run(emulator, "-L", sysroot, program)
 
 
-@pytest.mark.timeout(1800)
 def test_wheel_is_for_aarch64(wheel: Path) -> None:
     """Guards a wheel whose tag or module is the build machine's."""
     assert wheel.name.endswith("-cp311-cp311-linux_aarch64.whl")
@@ -92,7 +90,6 @@ def test_wheel_is_for_aarch64(wheel: Path) -> None:
     assert elf_machine(archive.read(modules[0])) == ELF_MACHINE_AARCH64
 
 
-@pytest.mark.timeout(1800)
 def test_front_end_under_emulated_python(wheel: Path, sysroot: Path, tmp_path: Path) -> None:
     """The Python tests of the front end, with the wheel's own files before the checkout's."""
     site = build_wheel.install_for_aarch64(AARCH64 / "test-packages", TEST_PACKAGES)
@@ -124,8 +121,6 @@ def elf_machine(data: bytes) -> int:
 
 def run(*command: object, environment: dict[str, str] | None = None) -> str:
     words = [str(word) for word in command]
-    done = subprocess.run(
-        words, capture_output=True, text=True, timeout=1500, env=environment, cwd=ROOT
-    )
+    done = subprocess.run(words, capture_output=True, text=True, env=environment, cwd=ROOT)
     assert done.returncode == 0, f"{' '.join(words)}\n{done.stdout[-6000:]}{done.stderr[-4000:]}"
     return done.stdout

@@ -120,11 +120,11 @@ def test_an_interrupted_build_leaves_whole_plans_and_no_worker(
         if " s at level " in line:  # the first plan is done
             break
     process.send_signal(number)
-    process.wait(30)
+    process.wait(300)
     process.stdout.close()
     kept = sorted(path.stem for path in folder.glob("*.plan.json"))
     assert kept
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 300
     while workers := [
         path
         for path in Path("/proc").glob("[0-9]*/cmdline")
@@ -197,7 +197,7 @@ def test_the_worker_needs_no_tools_of_the_compiler(
         "for name in ('onnx', 'numpy', 'torch'): sys.modules[name] = None\n"
         "import blinkc.engine.tensorrt_worker, blinkc.engine.tensorrt_plans\n"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=600)
 
 
 def test_ranges_cover_every_key_and_keys_take_the_narrowest() -> None:

@@ -34,7 +34,6 @@ def test_commands_run(readme: Path) -> None:
             env={**os.environ, "PATH": path},
             capture_output=True,
             text=True,
-            timeout=560,
         )
         assert result.returncode == 0, f"{line}\n{result.stdout}\n{result.stderr}"
         if "ask.py" in line:

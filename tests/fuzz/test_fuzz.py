@@ -28,7 +28,6 @@ def fuzz() -> ModuleType:
     return module
 
 
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize("target", TARGETS)
 def test_short(fuzz: ModuleType, target: str, tmp_path: Path) -> None:
     assert fuzz.run(target, tmp_path, f"-runs={RUNS}", "-seed=1") == RUNS

@@ -28,7 +28,7 @@ class GpuServer:
         self.port = 0
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
-        self._is_ready.wait(120)
+        self._is_ready.wait(600)
         assert self.port, f"the server ended before it was ready:\n{self.output}"
 
     def _read(self) -> None:

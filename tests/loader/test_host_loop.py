@@ -74,7 +74,7 @@ def stopped(driver: Path) -> Iterator[Run]:
     actions = [(IDLE, 0), (LAUNCH, 2), (LAUNCH, 0), (IDLE, 0), (LAUNCH, 2), (STOP, 0)]
     run = Run(driver, actions)
     run.loop.start()
-    assert run.loop.join(10.0)
+    assert run.loop.join(120.0)
     yield run
 
 
@@ -89,7 +89,7 @@ def test_a_graph_that_fails_is_told_to_the_scheduler(driver: Path) -> None:
     """Guards that one bad launch fails its step's requests, and that the loop goes on."""
     run = Run(driver, [(LAUNCH, 1), (LAUNCH, 2), (STOP, 0)], fails_graph=719)
     run.loop.start()
-    assert run.loop.join(10.0)
+    assert run.loop.join(120.0)
     assert list(run.script.errors_seen[: run.script.num_errors_seen]) == [719]
     assert run.launched() == [102]
 
@@ -100,7 +100,7 @@ def test_a_dead_gpu_ends_the_loop(driver: Path) -> None:
     run.loop.start()
     assert not run.loop.join(0.05)
     run.script.fails_sync = 700
-    assert run.loop.join(10.0)
+    assert run.loop.join(120.0)
     assert run.loop.error == 700
 
 

@@ -37,7 +37,7 @@ header = abi.structs()["blink_ring_header"].from_address(address)
 what = sys.argv[1]
 header.longest_step_ns = int(float(sys.argv[2]) * 1e9)
 header.launch_error, header.launch_error_key = 719, 12
-watchdog = _native.Watchdog(ring, 0.6, 0.3, 70)
+watchdog = _native.Watchdog(ring, 2.0, 0.3, 70)
 def beat(seconds):
     end = time.monotonic() + seconds
     while time.monotonic() < end:
@@ -59,13 +59,13 @@ print("still here")
 
 
 def run(
-    what: str, longest_step_s: float = 0.0, stays_s: float = 2.5
+    what: str, longest_step_s: float = 0.0, stays_s: float = 3.0
 ) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-c", PROGRAM, what, str(longest_step_s), str(stays_s)],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=600,
     )
 
 
@@ -73,7 +73,7 @@ def run(
     ("what", "text"), [("silent", "shows no life"), ("stopped", "has stopped")]
 )
 def test_it_ends_the_process(what: str, text: str) -> None:
-    done = run(what, stays_s=50)
+    done = run(what, stays_s=500)
     assert done.returncode == 70, done.stdout + done.stderr
     assert text in done.stderr
     assert "launch error 719 of graph key 12)" in done.stderr
@@ -142,7 +142,7 @@ def test_a_served_model_that_hangs(demo_bundle: Path) -> None:
         thread = scheduler_thread(server)
         freeze(thread)
         statuses = set()
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 600
         while server.process.poll() is None and time.monotonic() < deadline:
             with contextlib.suppress(OSError, http.client.HTTPException):  # it may just end
                 statuses.add(server.get("/health")[0])
