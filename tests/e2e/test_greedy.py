@@ -35,22 +35,18 @@ def expected() -> list[tuple[list[int], list[int]]]:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(MODEL)
+    tokenizer = AutoTokenizer.from_pretrained(MODEL, padding_side="left")
+    tokenizer.pad_token = tokenizer.eos_token
     model = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32).eval()
     model.generation_config.eos_token_id = None  # as ignore_eos: it neither ends nor is suppressed
-    result = []
-    for prompt in PROMPTS:
-        ids = tokenizer(prompt, return_tensors="pt")["input_ids"]
-        with torch.inference_mode():
-            output = model.generate(
-                ids,
-                attention_mask=torch.ones_like(ids),
-                max_new_tokens=NUM_TOKENS,
-                do_sample=False,
-                pad_token_id=0,
-            )
-        result.append((ids[0].tolist(), output[0, ids.shape[1] :].tolist()))
-    return result
+    batch = tokenizer(list(PROMPTS), return_tensors="pt", padding=True)
+    with torch.inference_mode():
+        output = model.generate(**batch, max_new_tokens=NUM_TOKENS, do_sample=False, pad_token_id=0)
+    padded = batch["input_ids"]
+    prompts = [
+        row[mask.bool()].tolist() for row, mask in zip(padded, batch["attention_mask"], strict=True)
+    ]
+    return list(zip(prompts, output[:, padded.shape[1] :].tolist(), strict=True))
 
 
 @pytest.fixture(scope="session")
