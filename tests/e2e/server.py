@@ -7,7 +7,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -33,7 +34,7 @@ def make_bundle(*limits: str, model: Path = MODEL) -> Path:
 def run(*command: object) -> str:
     """Run a command, return its output; its whole output stands in the failure."""
     words = [str(word) for word in command]
-    result = subprocess.run(words, capture_output=True, text=True, timeout=600)
+    result = subprocess.run(words, capture_output=True, text=True)
     assert result.returncode == 0, f"{words}\n{result.stdout}\n{result.stderr}"
     return result.stdout
 
@@ -67,7 +68,7 @@ class Server:
             base_url=self.url + "/v1",
             api_key=api_key,
             max_retries=0,
-            timeout=120,
+            timeout=600,
             _strict_response_validation=strict,
         )
 
@@ -77,7 +78,7 @@ class Server:
 
     def metric(self, name: str) -> float:
         """Return the sum of a metric's samples."""
-        text = httpx.get(self.url + "/metrics", timeout=60).text
+        text = httpx.get(self.url + "/metrics", timeout=300).text
         values = [
             float(line.rsplit(" ", 1)[1])
             for line in text.splitlines()
@@ -86,11 +87,32 @@ class Server:
         assert values, f"no metric {name} in\n{text}"
         return sum(values)
 
+    def wait_for(self, condition: Callable[[], bool], what: str) -> None:
+        """Wait until `condition` holds; fails with this server's metrics."""
+        deadline = time.monotonic() + 300
+        while not condition():
+            if time.monotonic() > deadline:
+                metrics = httpx.get(self.url + "/metrics", timeout=300).text
+                raise AssertionError(f"waited 300 s for {what}\n{metrics}")
+            time.sleep(0.02)
+
+    def wait_until_idle(self) -> None:
+        """Wait until no request has a lane or a page; fails where one is kept for good."""
+        self.wait_for(
+            lambda: (
+                self.metric("blink_requests_running") == 0
+                and self.metric("blink_lanes_running") == 0
+                and self.metric("blink_requests_waiting") == 0
+                and self.metric("blink_pages_free") == self.metric("blink_pages")
+            ),
+            "lanes and pages to be free",
+        )
+
     def close(self) -> int:
         """Stop the server as a supervisor would and return its exit status."""
         self.process.send_signal(signal.SIGTERM)
         try:
-            return self.process.wait(120)
+            return self.process.wait(300)
         finally:
             self.process.kill()  # has no effect on one that has ended
 

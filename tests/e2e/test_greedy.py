@@ -16,6 +16,7 @@ from tests.e2e.server import DEMO_BUNDLE, MODEL, Server, make_bundle
 from tests.e2e.test_sampling import complete as sample
 
 NUM_TOKENS = 64
+ABORTS = 'blink_requests_total{finish_reason="abort"}'
 STORY = "The old lighthouse keeper counted the ships that passed in the night. "
 PROMPTS = (
     "Hello",
@@ -123,7 +124,10 @@ def test_batches_step_over_every_size(roomy, expected, tokenizer) -> None:  # ty
 
 def test_out_of_pages_and_in_chunks(tight, expected, tokenizer) -> None:  # type: ignore[no-untyped-def]
     """Guards resuming: a paused request prefills prompt and output again and repeats nothing."""
-    check_together(tight, expected, tokenizer)
+    for _ in range(5):  # again where the clients were so slow that the requests were not together
+        check_together(tight, expected, tokenizer)
+        if tight.metric("blink_scheduler_resumed_total") > 0:
+            break
     assert tight.metric("blink_scheduler_paused_total") > 0
     assert tight.metric("blink_scheduler_resumed_total") > 0
     # However many chunks prompts come in: one prefill step at most between two decode steps.
@@ -133,6 +137,7 @@ def test_out_of_pages_and_in_chunks(tight, expected, tokenizer) -> None:  # type
 def test_neighbours_that_abort(tight, expected, tokenizer) -> None:  # type: ignore[no-untyped-def]
     """Requests that leave in the middle of their stream change nobody else's tokens."""
     stop = threading.Event()
+    before = tight.metric(ABORTS)
 
     def disturb() -> int:
         client, model = tight.client(strict=False), tight.model_name()
@@ -151,10 +156,12 @@ def test_neighbours_that_abort(tight, expected, tokenizer) -> None:  # type: ign
         aborted = pool.submit(disturb)
         try:
             check_together(tight, expected, tokenizer)
+            # A stream that was left is an abort a moment later.
+            tight.wait_for(lambda: aborted.done() or tight.metric(ABORTS) > before, "an abort")
         finally:
             stop.set()
-        assert aborted.result(60) > 0
-    assert tight.metric('blink_requests_total{finish_reason="abort"}') > 0
+        assert aborted.result(600) > 0
+    assert tight.metric(ABORTS) > before
 
 
 def test_up_to_the_last_place(roomy, tight, tokenizer) -> None:  # type: ignore[no-untyped-def]
@@ -179,8 +186,11 @@ def test_sampling_is_the_same_after_pauses(roomy, tight) -> None:  # type: ignor
     ]  # fmt: skip
     expected = [sample(roomy, **dict(request)).choices[0] for request in requests]
     paused = tight.metric("blink_scheduler_paused_total")
-    with ThreadPoolExecutor(8) as pool:
-        answers = list(pool.map(lambda request: sample(tight, **dict(request)), requests))
+    for _ in range(5):  # as in test_out_of_pages_and_in_chunks
+        with ThreadPoolExecutor(8) as pool:
+            answers = list(pool.map(lambda request: sample(tight, **dict(request)), requests))
+        if tight.metric("blink_scheduler_paused_total") > paused:
+            break
     assert tight.metric("blink_scheduler_paused_total") > paused
     for answer, alone in zip(answers, expected, strict=True):
         choice = answer.choices[0]

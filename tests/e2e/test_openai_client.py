@@ -120,5 +120,5 @@ def test_unsupported_parameter_is_named(client: openai.OpenAI, model: str) -> No
 
 
 def test_page_and_health(server: Server) -> None:
-    assert "<html" in httpx.get(server.url + "/", timeout=60).text.lower()
-    assert httpx.get(server.url + "/health", timeout=60).status_code == 200
+    assert "<html" in httpx.get(server.url + "/", timeout=300).text.lower()
+    assert httpx.get(server.url + "/health", timeout=300).status_code == 200

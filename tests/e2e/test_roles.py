@@ -33,7 +33,7 @@ class Role:
 
     def wait_for(self, phrase: str) -> str:
         """Return the output once `phrase` is in it."""
-        deadline = time.monotonic() + 300
+        deadline = time.monotonic() + 600
         while phrase not in (text := self.log.read_text()):
             assert self.process.poll() is None and time.monotonic() < deadline, text
             time.sleep(0.05)
@@ -50,7 +50,7 @@ def ask(url: str) -> httpx.Response:
         "max_tokens": 12,
         "temperature": 0,
     }
-    return httpx.post(f"{url}/v1/chat/completions", json=body, timeout=120)
+    return httpx.post(f"{url}/v1/chat/completions", json=body, timeout=600)
 
 
 @pytest.fixture
@@ -59,7 +59,6 @@ def stack() -> Iterator[ExitStack]:
         yield stack
 
 
-@pytest.mark.timeout(900)
 def test_two_processes(stack: ExitStack, tmp_path: Path) -> None:
     """The front end starts first and has no weights; the owner dies and comes back."""
     slim = tmp_path / "slim"
@@ -77,14 +76,14 @@ def test_two_processes(stack: ExitStack, tmp_path: Path) -> None:
     # The bug: a second front end took the range away, and the first one waited for ever.
     second = subprocess.run(
         [str(BIN / "blink-runtime"), "serve-dpu", str(slim), *options, *LISTEN],
-        capture_output=True, text=True, timeout=120,
+        capture_output=True, text=True, timeout=600,
     )  # fmt: skip
     assert second.returncode == 1 and "is another process" in second.stderr
     assert ask(url).json()["choices"] == answer.json()["choices"]
 
     owner.process.kill()
     front_end.wait_for("the ring is lost")
-    assert httpx.get(f"{url}/health", timeout=60).status_code == 503
+    assert httpx.get(f"{url}/health", timeout=300).status_code == 503
     assert ask(url).status_code == 503
     owner = serve_gpu(stack, tmp_path / "gpu2")
     front_end.wait_for("the ring is back")
@@ -92,7 +91,7 @@ def test_two_processes(stack: ExitStack, tmp_path: Path) -> None:
 
     for role in (front_end, owner):
         role.process.send_signal(signal.SIGTERM)
-        assert role.process.wait(60) == 0, role.log.read_text()
+        assert role.process.wait(300) == 0, role.log.read_text()
 
 
 def test_a_front_end_of_another_bundle_is_refused(stack: ExitStack, tmp_path: Path) -> None:
@@ -110,7 +109,7 @@ def test_a_front_end_of_another_bundle_is_refused(stack: ExitStack, tmp_path: Pa
             str(BIN / "blink-runtime"), "serve-dpu", str(slim),
             "--transport", "shm", "--connect", RING, *LISTEN,
         ],
-        capture_output=True, text=True, timeout=120,
+        capture_output=True, text=True, timeout=600,
     )  # fmt: skip
     assert done.returncode == 1
     assert "another bundle" in done.stderr
@@ -127,7 +126,7 @@ def test_run_keeps_its_slots(stack: ExitStack, tmp_path: Path) -> None:
             str(BIN / "blink-runtime"), "serve-dpu", str(DEMO_BUNDLE),
             "--transport", "shm", "--connect", ring, *LISTEN,
         ],
-        capture_output=True, text=True, timeout=120,
+        capture_output=True, text=True, timeout=600,
     )  # fmt: skip
     assert done.returncode == 1 and "is another process" in done.stderr
     assert ask(url).status_code == 200

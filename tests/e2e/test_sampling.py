@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -189,25 +188,14 @@ def test_prompts_step_over_bucket_edges(roomy: Server, model: Any, tokenizer: An
 
 def test_a_client_that_leaves_frees_lane_and_pages(roomy: Server) -> None:
     """Guards the way of an abort to the scheduler: its steps end, not only the stream."""
-    wait_until_idle(roomy)
-    for max_tokens in (8, 1000):
+    roomy.wait_until_idle()
+    for max_tokens in (8, 2000):
         before = roomy.metric("blink_steps_total")
         body = {
             "model": roomy.model_name(), "prompt": PROMPT, "max_tokens": max_tokens,
             "stream": True, "ignore_eos": True,
         }  # fmt: skip
-        with httpx.stream("POST", roomy.url + "/v1/completions", json=body) as answer:
+        with httpx.stream("POST", roomy.url + "/v1/completions", json=body, timeout=600) as answer:
             assert next(answer.iter_lines()).startswith("data: {")
-        wait_until_idle(roomy)
-        assert roomy.metric("blink_steps_total") - before < min(max_tokens + 1, 500)
-
-
-def wait_until_idle(server: Server) -> None:
-    """Wait until no request has a lane or a page; fails where one is kept for good."""
-    deadline = time.monotonic() + 60
-    while (
-        server.metric("blink_lanes_running") or server.metric("blink_requests_waiting")
-        or server.metric("blink_pages_free") != server.metric("blink_pages")
-    ):  # fmt: skip
-        assert time.monotonic() < deadline, "pages or lanes are still in use"
-        time.sleep(0.01)
+        roomy.wait_until_idle()
+        assert roomy.metric("blink_steps_total") - before < min(max_tokens + 1, 1000)

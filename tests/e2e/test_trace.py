@@ -6,16 +6,22 @@ import itertools
 import json
 import signal
 import subprocess
-import threading
+import time
 from collections import Counter
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from .server import BIN, DEMO_BUNDLE, Server
+from blinkc import abi
 
-NUM_REQUESTS, NUM_TOKENS = 3, 48  # long enough for a late tracer to see each of them decode
+_native = pytest.importorskip("blink_runtime._native", reason="the native module is not built")
+
+from .server import BIN, DEMO_BUNDLE, Server  # noqa: E402
+
+NUM_REQUESTS, NUM_TOKENS = 3, 48
 
 
 @pytest.fixture(scope="module")
@@ -27,19 +33,23 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], 
     with Server(DEMO_BUNDLE, "--no-golden") as server:
         before = metrics(server)
         ring = server.output.rsplit("(ring ", 1)[1].split(")")[0]  # others may run beside
-        words = [BIN / "blink-runtime", "trace", "--ring", ring, "-o", output, "--seconds", "120"]
+        words = [BIN / "blink-runtime", "trace", "--ring", ring, "-o", output, "--seconds", "3600"]
         tracer = subprocess.Popen(
             list(map(str, words)), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
-        threads = [threading.Thread(target=ask, args=(server, n)) for n in range(NUM_REQUESTS)]
-        assert tracer.stderr is not None
-        assert "recording" in tracer.stderr.readline()
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        tracer.send_signal(signal.SIGINT)  # what was recorded is written all the same
-        said, errors = tracer.communicate(timeout=60)
+        try:
+            assert tracer.stderr is not None
+            assert "recording" in tracer.stderr.readline()
+            with ThreadPoolExecutor(NUM_REQUESTS) as pool:
+                asked = [pool.submit(ask, server, n) for n in range(NUM_REQUESTS)]
+                show_them_decoding(ring, server, tracer, asked)
+                for future in asked:
+                    future.result()
+            server.wait_until_idle()
+            tracer.send_signal(signal.SIGINT)  # what was recorded is written all the same
+            said, errors = tracer.communicate(timeout=300)
+        finally:
+            tracer.kill()  # has no effect on one that has ended
         assert tracer.returncode == 0, said + errors
         after = metrics(server)
     document = json.loads(output.read_text())
@@ -49,11 +59,37 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], 
 
 def ask(server: Server, number: int) -> None:
     body = {"prompt": f"Story {number}:", "max_tokens": NUM_TOKENS, "ignore_eos": True}
-    httpx.post(server.url + "/v1/completions", json=body, timeout=60).raise_for_status()
+    httpx.post(server.url + "/v1/completions", json=body, timeout=600).raise_for_status()
+
+
+def show_them_decoding(
+    ring: str, server: Server, tracer: subprocess.Popen[str], asked: list[Future[None]]
+) -> None:
+    """Stop the server while all requests decode, until a tracer that got no core has looked."""
+    decoding = abi.constants()["BLINK_STATE_DECODE_PROCESSING"]
+    slots = _native.Ring.open(ring).slots
+    while [slot[2] for slot in slots()] != [decoding] * NUM_REQUESTS:
+        if any(future.done() for future in asked):
+            return
+        time.sleep(0.001)
+    server.process.send_signal(signal.SIGSTOP)
+    try:
+        before, deadline = num_sleeps(tracer), time.monotonic() + 300
+        while num_sleeps(tracer) <= before + 2:
+            assert time.monotonic() < deadline, "the tracer does not look"
+            time.sleep(0.001)
+    finally:
+        server.process.send_signal(signal.SIGCONT)
+
+
+def num_sleeps(process: subprocess.Popen[str]) -> int:
+    """How often a process has waited: the tracer does between two looks."""
+    status = Path(f"/proc/{process.pid}/status").read_text()
+    return int(status.split("\nvoluntary_ctxt_switches:")[1].split()[0])
 
 
 def metrics(server: Server) -> dict[str, float]:
-    lines = httpx.get(server.url + "/metrics", timeout=60).text.splitlines()
+    lines = httpx.get(server.url + "/metrics", timeout=300).text.splitlines()
     pairs = (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
     return {name: float(value) for name, value in pairs}
 
