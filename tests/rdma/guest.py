@@ -27,7 +27,7 @@ import pytest
 from .guest_kernel import guest_kernel
 
 PROVIDERS = "/usr/lib/*-linux-gnu/libibverbs/librxe-rdmav*.so"
-BOOT_LIMIT_S = 1200  # a quiet host takes half a minute
+BOOT_LIMIT_S = 3000  # a quiet host takes half a minute
 _INIT = """#!/bin/sh
 /bin/busybox --install -s /bin
 export PATH=/bin
@@ -84,11 +84,13 @@ def run_guests(*guests: Guest, limit_s: float = BOOT_LIMIT_S) -> list[Outcome]:
     """Run one guest, or two on one wire, until each has ended or `limit_s` is over."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        ports = [_free_port() for _ in guests]
+        ends = [stack.enter_context(end) for end in _wire()] if len(guests) == 2 else [None]
         started = [
-            _start(guest, folder / f"guest{i}", ports[i], ports[1 - i] if len(guests) == 2 else 0)
-            for i, guest in enumerate(guests)
+            _start(guest, folder / f"guest{i}", end)
+            for i, (guest, end) in enumerate(zip(guests, ends, strict=True))
         ]
+        for end in filter(None, ends):
+            end.close()  # the guests have theirs: with one of them its end goes
         processes = [stack.enter_context(process) for process, _ in started]
         deadline = time.monotonic() + limit_s
         running = list(processes)
@@ -122,18 +124,23 @@ def _outcome(code: int, console: Path) -> Outcome:
     return Outcome(status=(code >> 1) - 16 if is_told else -1, output=output)
 
 
+def _wire() -> tuple[socket.socket, socket.socket]:
+    """Make a wire for two guests; it has no port that somebody else may have."""
+    return socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+
+
 def _start(
-    guest: Guest, folder: Path, port: int, peer_port: int
+    guest: Guest, folder: Path, end: socket.socket | None
 ) -> tuple[subprocess.Popen[bytes], Path]:
     kernel = guest_kernel()
     folder.mkdir()
     archive = folder / "files.cpio"
     archive.write_bytes(_archive(dict(_files(guest))))
     wire = []
-    if peer_port:
+    if end is not None:
         wire = [
             "-netdev",
-            f"socket,id=wire,udp=127.0.0.1:{peer_port},localaddr=127.0.0.1:{port}",
+            f"socket,id=wire,fd={end.fileno()}",
             "-device",
             f"virtio-net-pci,netdev=wire,mac=52:54:00:00:00:0{guest.number},romfile=",
         ]
@@ -148,7 +155,11 @@ def _start(
     ]  # fmt: skip
     with console.open("wb") as output:
         process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=output, stderr=subprocess.STDOUT
+            command,
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            pass_fds=() if end is None else (end.fileno(),),
         )
     return process, console
 
@@ -224,12 +235,6 @@ def _archive(files: Mapping[str, bytes]) -> bytes:
         out += bytes(-len(out) % 4) + data
         out += bytes(-len(out) % 4)
     return bytes(out)
-
-
-def _free_port() -> int:
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def require_guests() -> None:

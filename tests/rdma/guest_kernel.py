@@ -77,7 +77,7 @@ def _download(package: str) -> bytes:
             cwd=folder,
             capture_output=True,
             text=True,
-            timeout=300,
+            timeout=1800,
         )
         assert done.returncode == 0, f"apt-get download {package}: {done.stderr}"
         (path,) = Path(folder).glob("*.deb")

@@ -51,7 +51,7 @@ finally:
         with open(os.environ["BLINK_NEEDED_FILES"], "w") as out:
             json.dump(places, out)
 """
-LIMIT_S = 300
+LIMIT_S = 1200
 ASKED = {
     "messages": [{"role": "user", "content": "What is the capital of France?"}],
     "max_tokens": 24,
@@ -84,7 +84,7 @@ def pack_roles(bundle: Path, folder: Path) -> Roles:
             stack, folder / "dpu", "serve-dpu", slim, *shm, "--connect", ring, *listen
         )
         url = "http://" + front_end.wait_for("http://").split("http://")[1].split("/")[0]
-        response = httpx.post(f"{url}/v1/chat/completions", json=ASKED, timeout=60)
+        response = httpx.post(f"{url}/v1/chat/completions", json=ASKED, timeout=LIMIT_S)
         needed = {**front_end.end(), **owner.end()}
     for name, place in (("bundle", bundle), ("slim", slim)):
         paths = [path for path in place.rglob("*") if path.is_file()]
@@ -134,7 +134,7 @@ class _Role:
     def end(self) -> dict[str, str]:
         """Stop it; return the files it needed, with their places in a guest."""
         self._process.send_signal(signal.SIGTERM)
-        assert self._process.wait(60) == 0, self._log.read_text()
+        assert self._process.wait(LIMIT_S) == 0, self._log.read_text()
         return dict(json.loads(self._needed.read_text()))
 
 

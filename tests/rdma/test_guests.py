@@ -13,7 +13,7 @@ from tests.runtime_frontend.native_build import build_program
 
 from .guest import Guest, Outcome, require_guests, run_guests
 
-pytestmark = [pytest.mark.rdma, pytest.mark.timeout(1800)]
+pytestmark = pytest.mark.rdma
 
 SHELL = Path(__file__).with_name("guest_shell.sh").read_text()
 

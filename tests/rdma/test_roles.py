@@ -22,7 +22,7 @@ from .guest import Guest, require_guests, run_guests
 from .guest_python import ASKED, ROLE, Roles, pack_roles
 from .test_guests import SHELL, check
 
-pytestmark = [pytest.mark.rdma, pytest.mark.timeout(1800)]
+pytestmark = pytest.mark.rdma
 
 SCRIPT = """
 role() {
@@ -100,6 +100,6 @@ def test_roles_over_verbs(roles: Roles) -> None:
     }
     exports = "".join(f"export {name}={shlex.quote(text)}\n" for name, text in variables.items())
     script = exports + SHELL + SCRIPT % {"python": shlex.quote(roles.python)}
-    (outcome,) = run_guests(Guest(script=script, files=roles.files), limit_s=900)
+    (outcome,) = run_guests(Guest(script=script, files=roles.files))
     print(outcome.output)
     check(outcome, "over rxe0 port 1 gid", "golden prompt gives its", "all is well")
