@@ -15,6 +15,8 @@ from typing import Any
 import httpx
 import pytest
 
+from blink_runtime.shared_ring import SHARED_MEMORY
+
 from .fake_server import _native, wait_for
 from .native_build import build_program
 from .test_faults import stream_body
@@ -99,8 +101,10 @@ def metrics(port: int) -> str:
 
 
 @pytest.fixture
-def ring_name() -> str:
-    return f"/test-killed-{os.getpid()}"  # of a family that no server's start clears
+def ring_name() -> Iterator[str]:
+    name = f"/test-killed-{os.getpid()}"  # of a family that no server's start clears
+    yield name
+    (SHARED_MEMORY / name.lstrip("/")).unlink(missing_ok=True)  # a killed owner leaves it
 
 
 def test_front_end_is_killed_with_requests_in_flight(ring_name: str) -> None:

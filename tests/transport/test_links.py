@@ -20,6 +20,9 @@ import pytest
 from tests.runtime_frontend.native_build import build_program
 
 _native = pytest.importorskip("blink_runtime._native", reason="the native module is not built")
+
+from blink_runtime.shared_ring import SHARED_MEMORY  # noqa: E402
+
 _numbers = itertools.count()
 # `hang`'s thousand tokens take 20 s: it is in flight until somebody is killed.
 SLOW = "--token-interval-us=20000"
@@ -34,6 +37,8 @@ class Link:
         self._front_end = front_end
         # Not of the family "/blink-": a server that starts clears what its dead have left.
         self.name = f"/test-link-{os.getpid()}-{next(_numbers)}"
+        ring = SHARED_MEMORY / self.name.lstrip("/")
+        stack.callback(ring.unlink, missing_ok=True)  # a killed owner leaves it
 
     def start_owner(self, *options: str) -> subprocess.Popen[str]:
         process = self._start(self._owner, "--transport=shm", f"--name={self.name}", *options)
