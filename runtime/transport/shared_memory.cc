@@ -19,6 +19,8 @@
 namespace blink {
 namespace {
 
+const std::string kFolder = "/dev/shm";
+
 [[noreturn]] void fail(const std::string& what, const std::string& name) {
   throw RingError("shared memory " + name + ": " + what + ": " + std::strerror(errno));
 }
@@ -83,21 +85,30 @@ SharedMemory SharedMemory::open(const std::string& name) {
 }
 
 int SharedMemory::remove_stale(const std::string& prefix) {
-  const std::unique_ptr<DIR, int (*)(DIR*)> folder(::opendir("/dev/shm"), ::closedir);
+  const std::unique_ptr<DIR, int (*)(DIR*)> folder(::opendir(kFolder.c_str()), ::closedir);
   int count = 0;
   while (const dirent* entry = folder ? ::readdir(folder.get()) : nullptr) {
     const std::string name = "/" + std::string(entry->d_name);
     if (!name.starts_with(prefix)) continue;
     const Fd fd(::shm_open(name.c_str(), O_RDWR | O_CLOEXEC, 0));
-    if (fd.get() < 0) continue;
-    // A ring that is being made has no magic yet; one that lives is locked.
-    uint64_t magic = 0;
-    const bool is_ring =
-        ::pread(fd.get(), &magic, sizeof(magic), 0) == sizeof(magic) && magic == BLINK_MAGIC;
-    if (!is_ring || ::flock(fd.get(), LOCK_EX | LOCK_NB) != 0) continue;
-    if (::shm_unlink(name.c_str()) == 0) ++count;
+    if (fd.is_open() && remove_if_stale(fd, name)) ++count;
   }
   return count;
+}
+
+bool SharedMemory::remove_if_stale(const Fd& fd, const std::string& name) {
+  // A ring that is being made has no magic yet; one that lives is locked.
+  uint64_t magic = 0;
+  const bool is_ring =
+      ::pread(fd.get(), &magic, sizeof(magic), 0) == sizeof(magic) && magic == BLINK_MAGIC;
+  if (!is_ring || ::flock(fd.get(), LOCK_EX | LOCK_NB) != 0) return false;
+  // Only whoever has the lock of its region removes a name. So what the name means now it means
+  // until it is removed here; it may be the ring of someone who removed this one before.
+  struct stat ours {};
+  struct stat named {};
+  if (::fstat(fd.get(), &ours) != 0 || ::stat((kFolder + name).c_str(), &named) != 0) return false;
+  if (ours.st_dev != named.st_dev || ours.st_ino != named.st_ino) return false;
+  return ::shm_unlink(name.c_str()) == 0;
 }
 
 bool SharedMemory::is_taken(const std::string& name) {
@@ -123,8 +134,7 @@ void SharedMemory::rename(const std::string& name) {
   if (name.size() < 2 || name[0] != '/' || name.find('/', 1) != std::string::npos) {
     throw RingError("shared memory " + name + ": a name begins with its only '/'");
   }
-  const std::string folder = "/dev/shm";
-  if (::renameat2(AT_FDCWD, (folder + name_).c_str(), AT_FDCWD, (folder + name).c_str(),
+  if (::renameat2(AT_FDCWD, (kFolder + name_).c_str(), AT_FDCWD, (kFolder + name).c_str(),
                   RENAME_NOREPLACE) != 0) {
     fail("cannot be named so", name);
   }

@@ -7,6 +7,8 @@
 #include <span>
 #include <string>
 
+#include "transport/fd.h"
+
 namespace blink {
 
 class SharedMemory {
@@ -17,6 +19,9 @@ class SharedMemory {
   // Unlinks rings whose name begins with `prefix` and whose maker died without unlinking them: each
   // may hold hundreds of megabytes. Returns how many.
   static int remove_stale(const std::string& prefix);
+  // Unlinks one that was opened under `name` if its maker died without it and the name is still its
+  // own. True: it did.
+  static bool remove_if_stale(const Fd& fd, const std::string& name);
   // Whether there is one of this name.
   static bool is_taken(const std::string& name);
   // Opens an existing one.

@@ -8,6 +8,8 @@
 #include <thread>
 #include <vector>
 
+#include <fcntl.h>
+#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -15,6 +17,7 @@
 #ifdef BLINK_HAS_VERBS
 #include "fake_verbs.h"
 #endif
+#include "transport/fd.h"
 #include "transport/shared_memory.h"
 #include "transport/transport.h"
 #include "transport/verbs.h"
@@ -299,20 +302,47 @@ TEST(peers_that_are_no_ring_are_refused) {
   CHECK_THROWS(connect_shm("/blink-no-such-ring"), RingError);
 }
 
+SharedMemory make_ring(const std::string& name) {
+  const RingSizes sizes = small_sizes();
+  SharedMemory memory = SharedMemory::create(name, ring_layout_from_sizes(sizes).ring_bytes);
+  create_ring(memory.bytes(), sizes);
+  return memory;
+}
+
+void leave_ring(const std::string& name) {
+  const pid_t child = ::fork();
+  if (child == 0) {
+    const SharedMemory memory = make_ring(name);
+    ::_exit(0);  // no destructor, as when killed
+  }
+  int status = 0;
+  CHECK(::waitpid(child, &status, 0) == child);
+}
+
+// The bug: two owners began at once and found a dead one's ring under their name. One removed it
+// and took the name; then the other removed that.
+TEST(a_name_that_another_has_taken_meanwhile_is_not_removed) {
+  const std::string name = "/test-stale-" + std::to_string(::getpid()) + "-name";
+  leave_ring(name);
+  const Fd fd(::shm_open(name.c_str(), O_RDWR | O_CLOEXEC, 0));
+  CHECK(fd.is_open());
+  CHECK_EQUAL(SharedMemory::remove_stale(name), 1);
+  CHECK(!SharedMemory::remove_if_stale(fd, name));  // nobody's name
+  {
+    const SharedMemory taken = make_ring(name);
+    CHECK(!SharedMemory::remove_if_stale(fd, name));
+    CHECK(SharedMemory::is_taken(name));
+  }
+  CHECK(!SharedMemory::is_taken(name));
+}
+
 // The bug: a killed process leaves its ring in memory for ever.
 TEST(rings_of_dead_processes_are_removed) {
   const RingSizes sizes = small_sizes();
   const size_t num_bytes = ring_layout_from_sizes(sizes).ring_bytes;
   // Not of the family "/blink-": every server that starts on this machine clears that one.
   const std::string prefix = "/test-stale-" + std::to_string(::getpid()) + "-";
-  const pid_t child = ::fork();
-  if (child == 0) {
-    SharedMemory memory = SharedMemory::create(prefix + "dead", num_bytes);
-    create_ring(memory.bytes(), sizes);
-    ::_exit(0);  // no destructor, as when killed
-  }
-  int status = 0;
-  CHECK(::waitpid(child, &status, 0) == child);
+  leave_ring(prefix + "dead");
   SharedMemory living = SharedMemory::create(prefix + "living", num_bytes);
   create_ring(living.bytes(), sizes);
   SharedMemory other = SharedMemory::create(prefix + "no-ring", 4096);
