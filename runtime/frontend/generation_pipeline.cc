@@ -14,6 +14,20 @@ std::mt19937_64 seeded_generator() {
   return std::mt19937_64(seed);
 }
 
+// Counts what is under way, until it returns or throws.
+class Counted {
+ public:
+  explicit Counted(std::atomic<uint32_t>& count) : count_(count) {
+    count_.fetch_add(1, std::memory_order_relaxed);
+  }
+  ~Counted() { count_.fetch_sub(1, std::memory_order_relaxed); }
+  Counted(const Counted&) = delete;
+  Counted& operator=(const Counted&) = delete;
+
+ private:
+  std::atomic<uint32_t>& count_;
+};
+
 uint32_t pages_of(uint64_t num_tokens, uint32_t page_size_tokens) {
   return static_cast<uint32_t>((num_tokens + page_size_tokens - 1) / page_size_tokens);
 }
@@ -103,9 +117,8 @@ bool GenerationPipeline::prepares_inline(const GenerationRequest& request) const
 std::optional<ApiError> GenerationPipeline::prepare(GenerationRequest& request) const try {
   if (request.has_token_ids) return std::nullopt;
   if (request.is_chat) {
-    num_rendering_.fetch_add(1, std::memory_order_relaxed);
+    const Counted counted(num_rendering_);
     std::variant<std::string, ApiError> rendered = render_(request.template_input);
-    num_rendering_.fetch_sub(1, std::memory_order_relaxed);
     if (auto* error = std::get_if<ApiError>(&rendered)) return std::move(*error);
     request.prompt_text = std::move(std::get<std::string>(rendered));
   }

@@ -9,6 +9,7 @@
 #include <cstdio>
 #include <random>
 
+#include "byte_codec.h"
 #include "fault_rig.h"
 
 namespace blink::testing {
@@ -63,6 +64,23 @@ TEST(client_leaves_at_every_byte_of_its_request) {
   rig.wait_until_at_rest();
   wait_for([&] { return num_open_files() == num_files; }, "files to be closed");
   CHECK_EQUAL(rig.num_ended(), uint64_t{0});  // none was whole
+}
+
+// ---- templates
+
+// The bug: it counted as being rendered for ever, so that no chat was rendered inline any more.
+TEST(a_template_that_throws_holds_up_no_other_chat) {
+  const Rig::Options options = Rig::defaults();
+  const ZeroedRing ring(options.sizes);
+  const GenerationPipeline pipeline(
+      options.config, connect_mapped(ring.memory.get(), ring.num_bytes),
+      std::make_shared<ByteCodec>(),
+      [](const std::string&) -> std::string { throw std::runtime_error("no text"); }, [] {});
+  GenerationRequest request;
+  request.is_chat = true;
+  CHECK(pipeline.prepares_inline(request));
+  CHECK(pipeline.prepare(request).has_value());
+  CHECK(pipeline.prepares_inline(request));
 }
 
 // ---- slow readers
