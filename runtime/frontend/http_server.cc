@@ -70,6 +70,7 @@ HttpServer::HttpServer(const FrontEndConfig& config, HttpEntrance entrance)
 HttpServer::~HttpServer() { stop(); }
 
 void HttpServer::start(GenerationPipeline& pipeline) {
+  const std::lock_guard lock(control_mutex_);
   pipeline_ = &pipeline;
   accept_next();
   sweep();
@@ -97,6 +98,7 @@ void HttpServer::drain() {
 }
 
 void HttpServer::stop() {
+  const std::lock_guard lock(control_mutex_);
   if (!thread_.joinable()) return;
   run_on_network_thread([this] {
     error_code ignored;
@@ -116,13 +118,18 @@ void HttpServer::reload() {
   ApiKeys keys = ApiKeys::load(config_.api_keys, config_.api_key_file);
   std::shared_ptr<const TlsContext> tls = load_tls(config_);
   if (access_log_) access_log_->reopen();
-  if (!thread_.joinable()) return;
   // Connections keep the certificate they began with; requests whose head is read keep their key.
-  run_on_network_thread([&] {
+  const auto take = [&] {
     std::swap(api_keys_, keys);
     std::swap(tls_, tls);
     http_metrics_.reloads.add();
-  });
+  };
+  const std::lock_guard lock(control_mutex_);
+  if (thread_.joinable()) {
+    run_on_network_thread(take);
+  } else {
+    take();
+  }
 }
 
 void HttpServer::wake() {

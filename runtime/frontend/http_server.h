@@ -9,6 +9,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <random>
 #include <span>
@@ -51,8 +52,8 @@ class HttpServer {
   void drain();
   // Accepts no more, waits shortly for sessions to send what they have, ends the network thread.
   void stop();
-  // Reads API keys and certificate again and opens the log anew. Throws std::runtime_error; what
-  // was there before stays then.
+  // Reads API keys and certificate again and opens the log anew; before start() and beside stop()
+  // too. Throws std::runtime_error; what was there before stays then.
   void reload();
   uint16_t port() const { return port_; }
   // The pipeline has output. Cheap when the network thread is already on its way.
@@ -136,6 +137,7 @@ class HttpServer {
   uint32_t num_requests_ = 0;
   bool is_stopping_ = false;
   std::atomic<bool> is_wake_posted_{false};
+  std::mutex control_mutex_;  // guards thread_: what is posted to it runs before it ends
   std::thread thread_;
 };
 

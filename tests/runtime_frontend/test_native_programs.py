@@ -18,6 +18,7 @@ PROGRAMS = [
     "frontend_load",
     "frontend_mixed",
     "frontend_faults",
+    "frontend_stop",
     "frontend_pacer",
 ]
 

@@ -14,11 +14,14 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import httpx
 import pytest
 
+from blink_runtime import _native
+from blink_runtime.front_end import FrontEnd, FrontEndOptions, open_entrance
 from blink_runtime.process_control import StopEvent, drain, reload_on_signal, say, stop_event
 
-from .fake_server import Server, wait_for
+from .fake_server import ByteCodec, Server, ring_sizes, wait_for
 from .test_http import connect, post
 
 
@@ -59,6 +62,31 @@ def test_hang_up_during_the_start_ends_nothing() -> None:
     stop = stop_event()
     os.kill(os.getpid(), signal.SIGHUP)
     assert not stop.is_set()
+
+
+def test_keys_that_changed_during_the_start_count(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The bug: the front end did not serve yet, so it dropped what it had read, and said that it
+    had been read."""
+    stop_event()
+    keys = tmp_path / "keys"
+    keys.write_text("alice first-key\n", encoding="utf-8")
+    options = FrontEndOptions(port=0, api_key_file=str(keys))
+    entrance = open_entrance(options)
+    keys.write_text("alice second-key\n", encoding="utf-8")
+    os.kill(os.getpid(), signal.SIGHUP)
+    ring = _native.Ring.create(f"/blink-test-early-{os.getpid()}", ring_sizes())
+    front_end = FrontEnd(ring, ByteCodec(), None, options, entrance)
+    reload_on_signal(front_end)
+    assert "read again" in capsys.readouterr().out
+    with front_end:
+
+        def status(key: str) -> int:
+            headers = {"Authorization": f"Bearer {key}"}
+            return httpx.get(f"{front_end.url}/v1/models", headers=headers, timeout=60).status_code
+
+        assert (status("first-key"), status("second-key")) == (401, 200)
 
 
 def test_a_signal_at_any_moment_of_a_wait_is_seen() -> None:
