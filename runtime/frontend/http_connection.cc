@@ -145,6 +145,11 @@ void HttpConnection::expire(Clock::time_point now) {
   socket_.cancel(ignored);
 }
 
+bool HttpConnection::has_unread_bytes() {
+  error_code ignored;
+  return socket_.available(ignored) > 0;
+}
+
 void HttpConnection::close() {
   error_code ignored;
   socket_.close(ignored);

@@ -54,6 +54,8 @@ class HttpConnection {
   bool is_tls() const { return tls_ != nullptr; }
   bool has_failed_handshake() const { return tls_ != nullptr && !tls_->is_established(); }
   bool is_open() const { return socket_.is_open(); }
+  // The client has sent what nobody has read yet.
+  bool has_unread_bytes();
   int native_handle() { return socket_.native_handle(); }
   boost::asio::any_io_executor executor() { return socket_.get_executor(); }
   void close();

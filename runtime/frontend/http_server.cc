@@ -101,17 +101,26 @@ void HttpServer::stop() {
   const std::lock_guard lock(control_mutex_);
   if (!thread_.joinable()) return;
   run_on_network_thread([this] {
+    accept_waiting();  // closing would reset them
     error_code ignored;
     acceptor_.close(ignored);
     accept_pause_.cancel();
   });
   prepare_pool_.join();
+  wait_for_sessions();
+  run_on_network_thread([this] {
+    for (HttpSession* session : sessions_) session->cut();  // wakes coroutines, as sweep() does
+  });
+  wait_for_sessions();
+  io_.stop();
+  thread_.join();
+}
+
+void HttpServer::wait_for_sessions() const {
   const std::atomic<int64_t>& num_open = pipeline_->metrics().connections_open;
   for (int i = 0; i < kNumSendLooks && num_open.load(std::memory_order_relaxed) > 0; ++i) {
     std::this_thread::sleep_for(kSendLookInterval);
   }
-  io_.stop();
-  thread_.join();
 }
 
 void HttpServer::reload() {
@@ -172,6 +181,17 @@ void HttpServer::accept_next() {
     take(std::move(socket));
     accept_next();
   });
+}
+
+// Those who connected before this; more than a full queue of them are none that came before.
+void HttpServer::accept_waiting() {
+  error_code code;
+  acceptor_.non_blocking(true, code);
+  for (int i = 0; i < SOMAXCONN && !code; ++i) {
+    tcp::socket socket(io_);
+    acceptor_.accept(socket, code);
+    if (!code) take(std::move(socket));
+  }
 }
 
 void HttpServer::take(tcp::socket socket) {

@@ -50,7 +50,8 @@ class HttpServer {
   void start(GenerationPipeline& pipeline);
   // Refuses new generations and ends idle connections; running requests go on.
   void drain();
-  // Accepts no more, waits shortly for sessions to send what they have, ends the network thread.
+  // Answers whoever has connected by now, accepts no more, waits shortly for sessions to send what
+  // they have, tells those whose request is not whole, ends the network thread.
   void stop();
   // Reads API keys and certificate again and opens the log anew; before start() and beside stop()
   // too. Throws std::runtime_error; what was there before stays then.
@@ -101,6 +102,8 @@ class HttpServer {
 
  private:
   void accept_next();
+  void accept_waiting();
+  void wait_for_sessions() const;
   void take(boost::asio::ip::tcp::socket socket);
   bool takes_peer(const boost::asio::ip::address& address);
   void refuse(boost::asio::ip::tcp::socket& socket);

@@ -60,7 +60,8 @@ void HttpSession::start(std::string_view peer) {
 
 void HttpSession::stop() {
   is_stopping_ = true;
-  if (is_idle_) connection_.close();
+  // A request that is here already is answered: closing would reset the connection.
+  if (is_idle_ && !connection_.has_unread_bytes()) connection_.close();
 }
 
 // The generation has output.
@@ -195,6 +196,9 @@ asio::awaitable<bool> HttpSession::answer_read_failure() {
   if (parser_.fault() != HttpFault::none) {
     const HttpFaultText text = text_of_fault(parser_.fault());
     co_await send_error(http_error(text.status, text.code, text.message));
+  } else if (connection_.is_late() && server_.is_stopping()) {
+    connection_.clear_late();
+    co_await send_error(server_error(503, "stopping", "The server is stopping."));
   } else if (connection_.is_late()) {
     connection_.clear_late();
     const char* part = parser_.has_head() ? "body" : "header";

@@ -32,6 +32,8 @@ class HttpSession final : public OutputWaiter, public std::enable_shared_from_th
   void start(std::string_view peer);
   // Ends the connection: at once when idle, else after the running response.
   void stop();
+  // Ends the wait for the client that is on its way, if there is one.
+  void cut() { connection_.expire(Clock::time_point::max()); }
   void wake() override;
 
   // The server's housekeeping: ends what is past its deadline.
