@@ -104,6 +104,7 @@ asio::awaitable<bool> HttpConnection::write(std::string_view bytes,
     }
     if (count < 0 && errno == EINTR) continue;
     if (count < 0 && errno != EAGAIN && errno != EWOULDBLOCK) co_return false;
+    is_late_ = false;  // as a read may have been whose bytes were here before it was told
     deadline_ = Clock::now() + timeout;
     error_code code;
     co_await socket_.async_wait(asio::ip::tcp::socket::wait_write, with_error(code));
