@@ -6,6 +6,8 @@
 #include <stdexcept>
 #include <utility>
 
+#include <boost/asio/co_spawn.hpp>
+#include <boost/asio/detached.hpp>
 #include <boost/asio/post.hpp>
 
 #include "frontend/chat_page.h"
@@ -28,6 +30,7 @@ constexpr auto kSendLookInterval = std::chrono::milliseconds(2);
 // How late a deadline or a client's leave may be noticed; one pass costs a look at each session.
 constexpr auto kSweepInterval = std::chrono::milliseconds(50);
 constexpr size_t kOverflowBytes = 64 * 1024;
+constexpr size_t kMaxRefused = 64;  // connections at once; more are closed without a good-bye
 
 constexpr std::string_view kPageHeaders =
     "X-Content-Type-Options: nosniff\r\nX-Frame-Options: DENY\r\n"
@@ -201,7 +204,7 @@ void HttpServer::take(tcp::socket socket) {
   if (code) return;  // gone again
   if (sessions_.size() >= config_.max_connections) {
     metrics.connections_refused.add();
-    return refuse(socket);
+    return refuse(std::move(socket));
   }
   std::string peer_key;
   if (config_.max_connections_per_address > 0) {
@@ -209,7 +212,7 @@ void HttpServer::take(tcp::socket socket) {
     uint32_t& count = peers_[peer_key];
     if (count >= config_.max_connections_per_address) {
       http_metrics_.connections_over_share.add();
-      return refuse(socket);
+      return refuse(std::move(socket));
     }
     ++count;
   }
@@ -220,8 +223,9 @@ void HttpServer::take(tcp::socket socket) {
       ->start(endpoint.address().to_string());
 }
 
-// Says why, if the socket takes it at once, and closes. Nobody speaks TLS yet at this point.
-void HttpServer::refuse(tcp::socket& socket) {
+// Says why, if the socket takes it at once, and closes. Nobody speaks TLS yet at this point. Most
+// clients have begun to send their request, so that a hard close would hide the answer from them.
+void HttpServer::refuse(tcp::socket socket) {
   if (tls_) return;
   ApiError error = server_error(503, "too_many_connections", "Too many connections.");
   error.retry_after_s = 1;
@@ -235,6 +239,9 @@ void HttpServer::refuse(tcp::socket& socket) {
   error_code ignored;
   socket.non_blocking(true, ignored);
   socket.write_some(asio::buffer(bytes), ignored);
+  if (refused_.size() >= kMaxRefused) return;
+  refused_.push_back(std::make_shared<HttpConnection>(std::move(socket), nullptr, overflow_));
+  asio::co_spawn(io_, [connection = refused_.back()] { return connection->end(); }, asio::detached);
 }
 
 // Deadlines, clients that left, the date.
@@ -255,6 +262,8 @@ void HttpServer::sweep() {
     }
   }
   find_gone_clients();
+  for (const auto& connection : refused_) connection->expire(now);
+  std::erase_if(refused_, [](const auto& connection) { return !connection->is_open(); });
   sweep_timer_.expires_after(kSweepInterval);
   sweep_timer_.async_wait([this](error_code code) {
     if (!code) sweep();

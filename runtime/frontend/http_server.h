@@ -27,6 +27,7 @@
 #include "frontend/api_keys.h"
 #include "frontend/front_end_config.h"
 #include "frontend/generation_pipeline.h"
+#include "frontend/http_connection.h"
 #include "frontend/http_entrance.h"
 #include "frontend/http_message.h"
 #include "frontend/http_metrics.h"
@@ -106,7 +107,7 @@ class HttpServer {
   void wait_for_sessions() const;
   void take(boost::asio::ip::tcp::socket socket);
   bool takes_peer(const boost::asio::ip::address& address);
-  void refuse(boost::asio::ip::tcp::socket& socket);
+  void refuse(boost::asio::ip::tcp::socket socket);
   void drain_ready();
   void sweep();
   void find_gone_clients();
@@ -124,6 +125,8 @@ class HttpServer {
   std::vector<char> overflow_;
   std::unordered_set<HttpSession*> sessions_;  // outlives io_, which owns the sessions
   std::map<std::string, uint32_t> peers_;      // connections by address, where they are limited
+  // Told that there are too many; they still say good-bye.
+  std::vector<std::shared_ptr<HttpConnection>> refused_;
   std::vector<pollfd> polled_;
   std::vector<HttpSession*> polled_sessions_;
   boost::asio::io_context io_{1};

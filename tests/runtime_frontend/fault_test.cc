@@ -66,6 +66,30 @@ TEST(client_leaves_at_every_byte_of_its_request) {
   CHECK_EQUAL(rig.num_ended(), uint64_t{0});  // none was whole
 }
 
+// ---- clients that are too many
+
+// The bug: the connection was reset, as what the client had sent was not read; most clients saw
+// that and not the answer.
+TEST(a_refused_client_that_still_sends_hears_why) {
+  Rig::Options options = Rig::defaults();
+  options.config.max_connections = 1;
+  Rig rig(options);
+  Socket first(rig.port());
+  const auto ask_first = [&] {
+    first.send("GET /health HTTP/1.1\r\nHost: x\r\n\r\n");
+    CHECK(first.receive_response().starts_with(kOk));
+  };
+  ask_first();
+  Socket second(rig.port());
+  const std::string request = completion(std::string(400, 'x'), 6, false);
+  second.send(request.substr(0, request.size() / 2));
+  wait_for([&] { return rig.metrics().connections_refused.value() == 1; }, "the refusal");
+  ask_first();  // what followed the refusal has happened by now
+  second.send(request.substr(request.size() / 2));
+  CHECK(second.receive_response().starts_with("HTTP/1.1 503 "));
+  CHECK_EQUAL(second.receive(1), std::string());
+}
+
 // ---- templates
 
 // The bug: it counted as being rendered for ever, so that no chat was rendered inline any more.
