@@ -60,8 +60,9 @@ void HttpSession::start(std::string_view peer) {
 
 void HttpSession::stop() {
   is_stopping_ = true;
-  // A request that is here already is answered: closing would reset the connection.
-  if (is_idle_ && !connection_.has_unread_bytes()) connection_.close();
+  // A request that is here already is answered: it may wait in the socket, or have been read while
+  // the coroutine does not know yet. So the wait is ended, not the connection.
+  if (is_idle_ && !connection_.has_unread_bytes()) cut();
 }
 
 // The generation has output.

@@ -126,6 +126,18 @@ TEST(a_request_that_came_before_the_drain_is_answered) {
   CHECK_EQUAL(socket.receive(1), std::string());
 }
 
+// The bug: the session had read it, but was told so only after it had closed the connection.
+TEST(a_request_that_comes_just_before_the_drain_is_answered) {
+  for (int round = 0; round < 200; ++round) {
+    Served served;
+    Socket socket(served.server().port());
+    socket.send(kGetHealth);
+    served.wait_for_connections(1);
+    served.server().drain();
+    CHECK(socket.receive_response().starts_with("HTTP/1.1 503 "));
+  }
+}
+
 TEST(an_idle_connection_ends_with_the_drain) {
   Served served;
   Socket socket(served.server().port());
