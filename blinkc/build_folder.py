@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import fcntl
 import hashlib
@@ -21,6 +22,7 @@ from blinkc.errors import BlinkError
 FORMAT_VERSION = 1
 RECORD_NAME = "stage.json"
 _CHUNK_BYTES = 1 << 20
+_AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # of linux/fcntl.h and linux/fs.h
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -163,8 +165,14 @@ def _is_foreign(path: Path) -> bool:
 
 
 def replace_folder(new: Path, place: Path) -> None:
-    """Move `new` to `place`; what was there is moved aside, beside `new`, and then removed."""
+    """Move `new` to `place` in one step; what was there is removed.
+
+    Where the file system cannot exchange two names, `place` is missing for a moment.
+    """
     new.chmod(0o755)
+    if place.is_dir() and not place.is_symlink() and exchange_names(new, place):
+        shutil.rmtree(new, ignore_errors=True)
+        return
     old = None
     if place.exists():
         old = Path(tempfile.mkdtemp(prefix=f".new-old-{place.name}-", dir=new.parent))
@@ -172,6 +180,15 @@ def replace_folder(new: Path, place: Path) -> None:
     os.replace(new, place)
     if old is not None:
         shutil.rmtree(old, ignore_errors=True)
+
+
+def exchange_names(first: Path, second: Path) -> bool:
+    """Give two files or folders each other's name at once; return whether the system could."""
+    libc = ctypes.CDLL(None)
+    if not hasattr(libc, "renameat2"):
+        return False
+    names = (os.fsencode(first), os.fsencode(second))
+    return bool(libc.renameat2(_AT_FDCWD, names[0], _AT_FDCWD, names[1], _RENAME_EXCHANGE) == 0)
 
 
 def write_atomically(path: Path, data: bytes) -> None:
