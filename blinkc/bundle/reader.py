@@ -291,7 +291,10 @@ def _regular_file(folder: Path, entry: FileEntry) -> Path:
         try:
             mode = current.lstat().st_mode
         except OSError:
-            raise BlinkError(f"{folder}: {entry.path} is missing", hint=COPY_AGAIN) from None
+            raise BlinkError(
+                f"{folder}: {entry.path} is missing",
+                hint=f"{COPY_AGAIN}; a copy by blink-runtime slim is for serve-dpu alone",
+            ) from None
         if stat.S_ISLNK(mode):
             raise BlinkError(
                 f"{folder}: {entry.path} goes through a symlink, which a bundle never holds",

@@ -143,7 +143,7 @@ def serve_dpu(
     from blink_runtime.serve_config import ServeConfig
     from blink_runtime.serve_roles import LinkConfig, host_and_port, serve_dpu
 
-    host, port = host_and_port(listen)
+    host, port = host_and_port(listen, example="127.0.0.1:8000")
     config = ServeConfig(host=host or "0.0.0.0", port=port, **http)
     link = LinkConfig(
         transport=transport,

@@ -6,6 +6,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -68,6 +70,11 @@ class LinkConfig:
             raise BlinkError(
                 f"{self.address!r} names no shared memory", hint="give a name such as /blink-main"
             )
+        if self.transport == "shm" and (self.device or self.gid_index >= 0):
+            raise BlinkError(
+                "--rdma-device and --gid-index choose a way over RDMA, and --transport shm is none",
+                hint="leave them out, or --transport verbs",
+            )
         if self.transport == "verbs":
             host_and_port(self.address)
         elif self.ring_memory == "gpu":
@@ -77,15 +84,17 @@ class LinkConfig:
             )
 
 
-def host_and_port(address: str) -> tuple[str, int]:
-    """Split HOST:PORT, [V6]:PORT or :PORT.
+def host_and_port(address: str, example: str = "10.0.0.1:7471") -> tuple[str, int]:
+    """Split HOST:PORT, [V6]:PORT or :PORT; `example` is what a hint shows.
 
     Raises:
         BlinkError: it is none of them.
     """
     host, colon, port = address.rpartition(":")
-    if not (colon and port.isascii() and port.isdigit() and len(port) < 6 and int(port) < 65536):
-        raise BlinkError(f"{address!r} is no HOST:PORT", hint="for example 10.0.0.1:7471")
+    if not (colon and port.isascii() and port.isdigit()):
+        raise BlinkError(f"{address!r} is no HOST:PORT", hint=f"for example {example}")
+    if len(port) > 5 or int(port) > 65535:
+        raise BlinkError(f"{address!r}: ports end at 65535", hint=f"for example {example}")
     return host.strip("[]"), int(port)
 
 
@@ -205,6 +214,8 @@ def _told_of_links() -> Iterator[None]:
         hint = "is another serve-gpu there?"
         if "no RDMA device" in str(error):
             hint = "--transport shm for a front end on this machine"
+        elif os.strerror(errno.EADDRNOTAVAIL) in str(error):
+            hint = "--listen takes an address of this machine; `ip address` shows them"
         raise BlinkError(str(error), hint=hint) from error
 
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 SHARED_MEMORY = Path("/dev/shm")
 _UNSEEN = "unseen-blink-"  # not of the rings' family; the process id follows
+_START_ONE = "start one: blink-runtime run BUNDLE"
 _MAKER_LOCK = 1 << 40  # kMakerLock of transport/shared_memory.cc
 _FLOCK = "hhqqi4x"  # struct flock: type, whence, start, length, pid
 
@@ -50,9 +51,9 @@ def open_ring(ring_name: str | None) -> tuple[_native.Ring, str]:
     try:
         ring = _native.Ring.open(name)
     except _native.RingError as error:
-        raise BlinkError(f"ring {name}: {error}", hint="is the server running?") from error
+        raise BlinkError(f"ring {name}: {error}", hint=_what_runs()) from error
     if not has_living_maker(SHARED_MEMORY / name.lstrip("/")):
-        raise BlinkError(f"ring {name} is left over from a server that died", hint="start one")
+        raise BlinkError(f"ring {name} is left over from a server that died", hint=_what_runs())
     return ring, name
 
 
@@ -90,8 +91,7 @@ def find_ring() -> str:
     Raises:
         BlinkError: there is none that can be looked into, or there are several.
     """
-    paths = sorted(SHARED_MEMORY.glob("blink-*"))
-    names = ["/" + path.name for path in paths if has_living_maker(path)]
+    names = _living_rings()
     unseen = [path for path in SHARED_MEMORY.glob(f"{_UNSEEN}*") if has_living_maker(path)]
     if not names and unseen:
         pid = unseen[0].name.removeprefix(_UNSEEN)
@@ -100,10 +100,20 @@ def find_ring() -> str:
             hint="its front end's /metrics tells steps, tokens, lanes and pages",
         )
     if not names:
-        raise BlinkError("no server is running here", hint="start one: blink-runtime run BUNDLE")
+        raise BlinkError("no server is running here", hint=_START_ONE)
     if len(names) > 1:
         raise BlinkError(f"several rings: {', '.join(names)}", hint="choose one with --ring NAME")
     return names[0]
+
+
+def _living_rings() -> list[str]:
+    paths = sorted(SHARED_MEMORY.glob("blink-*"))
+    return ["/" + path.name for path in paths if has_living_maker(path)]
+
+
+def _what_runs() -> str:
+    names = _living_rings()
+    return f"running here: {', '.join(names)}" if names else f"no server is running; {_START_ONE}"
 
 
 def has_living_maker(path: Path) -> bool:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -191,6 +192,30 @@ def test_a_card_that_is_not_here(bundle: Path, capsys: pytest.CaptureFixture[str
     with pytest.raises(BlinkError, match="hint: "):
         serve_gpu(bundle, ServeConfig(), LinkConfig(transport="verbs", address="127.0.0.1:0"))
     assert capsys.readouterr().out == ""
+
+
+def test_an_address_that_is_not_of_this_machine(bundle: Path) -> None:
+    """The bug: the hint asked for another serve-gpu there."""
+    if _native.rdma_device()[0]:
+        pytest.skip("this machine has an RDMA device")
+    link = LinkConfig(transport="verbs", address="192.0.2.1:7471")  # RFC 5737: nobody's
+    with pytest.raises(BlinkError) as raised:
+        serve_gpu(bundle, ServeConfig(), link)
+    assert "address of this machine" in raised.value.hint
+
+
+@pytest.mark.parametrize("option", [{"device": "mlx5_0"}, {"gid_index": 0}])
+def test_options_of_another_transport_are_refused(option: dict[str, Any]) -> None:
+    """The bug: they were ignored in silence."""
+    with pytest.raises(BlinkError, match="--transport shm is none"):
+        LinkConfig(transport="shm", address="/blink-a", **option)
+
+
+def test_a_front_end_s_copy_is_no_bundle_to_run(bundle: Path, tmp_path: Path) -> None:
+    copy_front_end(bundle, tmp_path / "slim")
+    with pytest.raises(BlinkError, match="is missing") as raised:
+        serve(tmp_path / "slim", ServeConfig(port=0))
+    assert "is for serve-dpu alone" in raised.value.hint
 
 
 @pytest.mark.parametrize("role", ["run", "serve-dpu"])

@@ -11,10 +11,17 @@ from blinkc.errors import BlinkError
 NO_NUMBERS = ("²", "٣", "9" * 5000, "-1")
 
 
-@pytest.mark.parametrize("text", NO_NUMBERS)
+@pytest.mark.parametrize("text", [text for text in NO_NUMBERS if not text.startswith("9")])
 def test_a_port_that_is_no_number_is_refused(text):
     with pytest.raises(BlinkError, match="is no HOST:PORT"):
         host_and_port(f"127.0.0.1:{text}")
+
+
+@pytest.mark.parametrize("text", ["65536", "100000", "9" * 5000])
+def test_a_port_that_is_too_large_is_refused(text):
+    with pytest.raises(BlinkError, match="ports end at 65535") as raised:
+        host_and_port(f"127.0.0.1:{text}", example="127.0.0.1:8000")
+    assert raised.value.hint == "for example 127.0.0.1:8000"
 
 
 @pytest.mark.parametrize("text", NO_NUMBERS)

@@ -127,7 +127,14 @@ def test_command_writes_a_file(ring: Any, tmp_path: Path) -> None:
 def test_command_names_a_missing_ring() -> None:
     done = CliRunner().invoke(main, ["trace", "--ring", "/blink-none", "--seconds", "0"])
     assert done.exit_code == 1
-    assert "is the server running?" in done.output
+    assert "ring /blink-none: " in done.output
+
+
+def test_command_names_the_rings_there_are(ring: Any) -> None:
+    done = CliRunner().invoke(main, ["trace", "--ring", "/blink-none", "--seconds", "0"])
+    assert done.exit_code == 1
+    running = done.output.split("running here: ")[1].split()
+    assert ring.name in [name.rstrip(",") for name in running]
 
 
 def test_a_file_that_cannot_be_written_is_named_before_the_watch(ring: Any) -> None:
