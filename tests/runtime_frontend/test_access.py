@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -151,6 +152,7 @@ def test_access_log(make_server: Callable[..., Server], tmp_path: Path) -> None:
     path = tmp_path / "access.log"
     server = make_server(api_keys=("very-secret",), access_log=str(path))
     key = {"Authorization": "Bearer very-secret"}
+    begun_ns = time.monotonic_ns()
     with httpx.Client(base_url=server.front_end.url, headers=key, timeout=300) as client:
         client.get("/health?token=very-secret", headers={"X-Request-Id": "one"})
         client.post("/v1/completions", json={"prompt": "hello", "max_tokens": 20})
@@ -160,6 +162,7 @@ def test_access_log(make_server: Callable[..., Server], tmp_path: Path) -> None:
     server.http.post("/v1/completions", json={"prompt": "x"})
     exchange(server, b"nonsense\r\n")
     lines = log_of(path, 6)
+    elapsed_us = (time.monotonic_ns() - begun_ns) / 1000
     assert "very-secret" not in path.read_text()
     health, whole, stream, failed, refused, nonsense = lines
     assert {k: health[k] for k in ("id", "peer", "method", "path", "status", "complete")} == {
@@ -170,7 +173,7 @@ def test_access_log(make_server: Callable[..., Server], tmp_path: Path) -> None:
     assert "prompt_tokens" not in health and "key" not in refused
     assert (whole["prompt_tokens"], whole["output_tokens"]) == (5, 6)
     assert (stream["prompt_tokens"], stream["output_tokens"]) == (5, 3)
-    assert 0 < stream["ttft_us"] <= stream["e2e_us"] < 600_000_000  # no clock's reading
+    assert 0 < stream["ttft_us"] <= stream["e2e_us"] <= elapsed_us
     assert stream["sent_bytes"] > stream["received_bytes"] > 0
     assert (failed["status"], failed["complete"]) == (200, True)  # it ends with an error event
     assert [line["status"] for line in (refused, nonsense)] == [401, 400]

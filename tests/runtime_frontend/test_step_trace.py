@@ -15,6 +15,7 @@ from blinkc import abi
 
 _native = pytest.importorskip("blink_runtime._native", reason="the native module is not built")
 
+from blink_runtime import shared_ring  # noqa: E402
 from blink_runtime.cli import main  # noqa: E402
 from blink_runtime.step_trace import (  # noqa: E402
     Recording,
@@ -124,10 +125,12 @@ def test_command_writes_a_file(ring: Any, tmp_path: Path) -> None:
     assert json.loads(output.read_text())["otherData"]["steps"] == 0
 
 
-def test_command_names_a_missing_ring() -> None:
+def test_command_names_a_missing_ring(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_ring, "SHARED_MEMORY", tmp_path)  # where no server's ring is
     done = CliRunner().invoke(main, ["trace", "--ring", "/blink-none", "--seconds", "0"])
     assert done.exit_code == 1
     assert "ring /blink-none: " in done.output
+    assert "no server is running; start one: blink-runtime run BUNDLE" in done.output
 
 
 def test_command_names_the_rings_there_are(ring: Any) -> None:
