@@ -43,7 +43,8 @@ TWO_LAYERS = {
     "num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 32000, "bos_token_id": 1,
     "eos_token_id": 2,
 }  # fmt: skip
-SERVED = "prefill:1,2,4,8,16@64..16384x2/decode:1,2,4,8,16,32,64@256..2048x2"
+# Every 1,024 tokens: a step pays for its bucket's tokens, and requests seldom come all at once.
+SERVED = "prefill:1,2,4,8,16@64..512x2,1024..16384+1024/decode:1,2,4,8,16,32,64@256..2048x2"
 MANY = "prefill:1,2,4@64..2048+64/decode:1..64@256..2048+256,64,128,384"
 
 
