@@ -294,7 +294,8 @@ def part_million(run: Run) -> dict[str, Any]:
     """
     bundle = run.models / "two_layers" / "bundle"
     model = json.loads((bundle / "manifest.json").read_text())["model_name"]
-    num_requests = (MILLION // (QUICK_PART if run.is_quick else 1)) // MILLION_TOKENS
+    num_steps = MILLION // (QUICK_PART if run.is_quick else 1)
+    num_requests = -(-num_steps // (MILLION_TOKENS - 1))  # a first token comes from prefill
     load = Load(num_requests=num_requests, prompt_tokens=16, output_tokens=MILLION_TOKENS,
                 concurrency=num_requests, model=model)  # fmt: skip
     found: dict[str, Any] = {}
