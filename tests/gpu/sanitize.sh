@@ -7,7 +7,7 @@ set -uo pipefail
 python=${PYTHON:-python3}
 jobs=${JOBS:-8}
 # Names of kernels that are not ours: torch's, which make the tests' references in float64, and
-# cuBLAS's. Watched, they would take most of the time. Ours are extern "C".
+# cuBLAS's. Watching them takes time and says nothing about ours, which are extern "C".
 foreign='regex=^_Z|nvjet|cutlass|xmma|cublas'
 
 check() { # tool name command...
