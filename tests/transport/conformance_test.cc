@@ -338,14 +338,12 @@ TEST(a_name_that_another_has_taken_meanwhile_is_not_removed) {
 
 // The bug: a killed process leaves its ring in memory for ever.
 TEST(rings_of_dead_processes_are_removed) {
-  const RingSizes sizes = small_sizes();
-  const size_t num_bytes = ring_layout_from_sizes(sizes).ring_bytes;
+  const size_t num_bytes = ring_layout_from_sizes(small_sizes()).ring_bytes;
   // Not of the family "/blink-": every server that starts on this machine clears that one.
   const std::string prefix = "/test-stale-" + std::to_string(::getpid()) + "-";
   leave_ring(prefix + "dead");
-  SharedMemory living = SharedMemory::create(prefix + "living", num_bytes);
-  create_ring(living.bytes(), sizes);
-  SharedMemory other = SharedMemory::create(prefix + "no-ring", 4096);
+  const SharedMemory living = make_ring(prefix + "living");
+  const SharedMemory other = SharedMemory::create(prefix + "no-ring", 4096);
   CHECK_EQUAL(SharedMemory::open(prefix + "dead").bytes().size(), num_bytes);
   CHECK_EQUAL(SharedMemory::remove_stale(prefix), 1);
   CHECK_EQUAL(SharedMemory::remove_stale(prefix), 0);
