@@ -375,7 +375,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=1.0, help="of the memory run; 0: none")
     parser.add_argument(
         "--only",
-        help="one part, such as streams, chats or latency; kept if --output names a record",
+        help="one part, such as streams, chats or latency; kept in the record that --output names",
     )
     parser.add_argument("--program", type=Path, help="a frontend_bench built before")
     parser.add_argument("--output", type=Path, help="default: benchmarks/results/frontend.json")
@@ -409,7 +409,7 @@ def main() -> None:
     }
     if args.only:
         if args.output:
-            record = json.loads(args.output.read_text())
+            record = json.loads(args.output.read_text()) if args.output.exists() else {}
             record[args.only] = {**results[args.only], **run}
             args.output.write_text(json.dumps(record, indent=1) + "\n")
         return

@@ -26,6 +26,15 @@ inline ApiError server_error(int http_status, std::string code, std::string mess
   return ApiError{http_status, "server_error", std::move(code), "", std::move(message)};
 }
 
+// A server_error that will soon be over.
+inline ApiError retry_error(int http_status, std::string code, std::string message) {
+  ApiError error = server_error(http_status, std::move(code), std::move(message));
+  error.retry_after_s = 1;
+  return error;
+}
+
+inline ApiError stopping_error() { return retry_error(503, "stopping", "The server is stopping."); }
+
 // {"error": {...}}
 std::string json_from_error(const ApiError& error);
 

@@ -248,13 +248,21 @@ void DetokenizerThread::end(Choice& choice, const TokenEvent& event) {
     }
     case Ending::aborted:
       metrics_.requests_aborted.add();
-      fail(generation, server_error(503, "aborted", "The request was aborted."), false);
+      fail(generation,
+           retry_error(503, "aborted", "The request was aborted, as the server is stopping."),
+           false);
       return;
     case Ending::failed:
       fail(generation, error_of_owner(event.error));
       return;
     case Ending::stalled:
-      fail(generation, server_error(503, "stalled", "The scheduler makes no progress."));
+      fail(generation, retry_error(503, "stalled", "The scheduler makes no progress."));
+      return;
+    case Ending::stopped:
+      fail(generation, retry_error(503, "stopped", "The scheduler was stopped."));
+      return;
+    case Ending::lost:
+      fail(generation, retry_error(503, "lost", "The link to the scheduler is lost."));
       return;
     case Ending::mismatch:
       fail(generation, server_error(500, "mismatch", "The request's slot was taken from it."));

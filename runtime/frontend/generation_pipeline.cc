@@ -294,9 +294,8 @@ std::variant<std::shared_ptr<Generation>, ApiError> GenerationPipeline::submit(
   auto stops = stop_token_ids(request);
   if (auto* error = std::get_if<ApiError>(&stops)) return std::move(*error);
   if (!is_healthy()) {
-    return server_error(
-        503, "unavailable",
-        std::string("The scheduler is not serving: ") + health_name(health()) + ".");
+    return retry_error(503, "unavailable",
+                       std::string("The scheduler is not serving: ") + health_name(health()) + ".");
   }
   auto generation = make_generation(request, std::move(std::get<std::vector<uint32_t>>(stops)));
   if (auto error = take_slots(*generation)) return std::move(*error);

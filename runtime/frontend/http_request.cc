@@ -69,7 +69,7 @@ HttpMethod method_from_name(std::string_view name) {
 
 }  // namespace
 
-HttpFaultText text_of_fault(HttpFault fault) {
+HttpFaultText text_of_fault(HttpFault fault, const HttpLimits& limits) {
   switch (fault) {
     case HttpFault::none:
       break;
@@ -88,11 +88,17 @@ HttpFaultText text_of_fault(HttpFault fault) {
     case HttpFault::repeated_header:
       return {400, "malformed_http", "A header field that may be there once is repeated."};
     case HttpFault::too_many_headers:
-      return {431, "headers_too_large", "The request has too many header fields."};
+      return {
+          431, "headers_too_large",
+          "The request has more than " + std::to_string(limits.max_headers) + " header fields."};
     case HttpFault::headers_too_large:
-      return {431, "headers_too_large", "The request's header fields are too large."};
+      return {431, "headers_too_large",
+              "The request's first line and header fields are over " +
+                  std::to_string(limits.max_header_bytes) + " bytes."};
     case HttpFault::target_too_long:
-      return {414, "target_too_long", "The request's target is too long."};
+      return {
+          414, "target_too_long",
+          "The request's target is over " + std::to_string(limits.max_header_bytes) + " bytes."};
     case HttpFault::missing_host:
       return {400, "malformed_http", "HTTP/1.1 requires one Host field."};
     case HttpFault::malformed_length:
@@ -106,7 +112,8 @@ HttpFaultText text_of_fault(HttpFault fault) {
     case HttpFault::malformed_chunk:
       return {400, "malformed_http", "The chunked body is malformed."};
     case HttpFault::body_too_large:
-      return {413, "body_too_large", "The request body is too large."};
+      return {413, "body_too_large",
+              "The request body is over " + std::to_string(limits.max_body_bytes) + " bytes."};
   }
   return {500, "internal", "The request has no fault."};
 }

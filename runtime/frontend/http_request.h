@@ -42,11 +42,11 @@ enum class HttpFault : uint8_t {
 };
 
 struct HttpFaultText {
-  int status;           // of the answer
-  const char* code;     // of OpenAI's error object
-  const char* message;  // one line
+  int status;        // of the answer
+  const char* code;  // of OpenAI's error object
+  std::string message;
 };
-HttpFaultText text_of_fault(HttpFault fault);
+HttpFaultText text_of_fault(HttpFault fault, const HttpLimits& limits);
 
 enum class HttpMethod : uint8_t { get, head, post, options, other };
 std::string_view name_of_method(HttpMethod method);

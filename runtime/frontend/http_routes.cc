@@ -102,8 +102,10 @@ std::optional<ApiError> refusal_of_head(const HttpRequest& request, Route route,
   }
   if (!takes_post(route)) return std::nullopt;
   if (is_foreign_page(request, allowed_origins)) {
-    return http_error(403, "origin_not_allowed",
-                      "Pages of " + printable(request.origin) + " may not use this server.");
+    return http_error(
+        403, "origin_not_allowed",
+        "Pages of " + printable(request.origin) +
+            " may not use this server; it is started with --cors-origin to let them.");
   }
   if (!is_json_or_missing(request.content_type)) {
     return http_error(415, "unsupported_media_type",

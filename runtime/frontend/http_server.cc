@@ -227,9 +227,8 @@ void HttpServer::take(tcp::socket socket) {
 // clients have begun to send their request, so that a hard close would hide the answer from them.
 void HttpServer::refuse(tcp::socket socket) {
   if (tls_) return;
-  ApiError error = server_error(503, "too_many_connections", "Too many connections.");
-  error.retry_after_s = 1;
-  const HttpResponse response = response_of(error);
+  const HttpResponse response =
+      response_of(retry_error(503, "too_many_connections", "Too many connections."));
   std::string id;
   make_request_id(id);
   std::string bytes;
@@ -290,17 +289,14 @@ void HttpServer::make_request_id(std::string& out) {
 }
 
 std::optional<ApiError> HttpServer::refusal_of_load() const {
-  ApiError error;
-  if (is_stopping_) {
-    error = server_error(503, "stopping", "The server is stopping.");
-  } else if (num_requests_ > config_.max_requests) {
-    error = ApiError{429, "rate_limit_error", "too_many_requests", "",
-                     "Too many requests at a time; try again soon."};
-  } else {
-    return std::nullopt;
-  }
-  error.retry_after_s = 1;
-  return error;
+  if (is_stopping_) return stopping_error();
+  if (num_requests_ <= config_.max_requests) return std::nullopt;
+  return ApiError{429,
+                  "rate_limit_error",
+                  "too_many_requests",
+                  "",
+                  "Too many requests at a time; try again soon.",
+                  1};
 }
 
 HttpResponse HttpServer::answer_get(Route route, std::string_view path) {
@@ -360,8 +356,10 @@ HttpResponse HttpServer::model_response(std::string_view path) {
   const std::string name =
       percent_decoded(path.substr(kPrefix.size()));  // "owner/model" comes as owner%2Fmodel
   if (name != config_.model_name) {
-    return response_of(
-        http_error(404, "model_not_found", "The model '" + printable(name) + "' does not exist."));
+    return response_of(http_error(404, "model_not_found",
+                                  "The model '" + printable(name) +
+                                      "' does not exist; this server has '" + config_.model_name +
+                                      "'."));
   }
   HttpResponse response = models_response();  // {"object":"list","data":[{...}]}
   const size_t begin = response.body.find('[') + 1;

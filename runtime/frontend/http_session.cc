@@ -195,20 +195,18 @@ bool HttpSession::holds_body_limit() {
 asio::awaitable<bool> HttpSession::answer_read_failure() {
   keeps_alive_ = false;
   if (parser_.fault() != HttpFault::none) {
-    const HttpFaultText text = text_of_fault(parser_.fault());
+    const HttpFaultText text = text_of_fault(parser_.fault(), limits_of(server_.config()));
     co_await send_error(http_error(text.status, text.code, text.message));
   } else if (connection_.is_late() && server_.is_stopping()) {
     connection_.clear_late();
-    co_await send_error(server_error(503, "stopping", "The server is stopping."));
+    co_await send_error(stopping_error());
   } else if (connection_.is_late()) {
     connection_.clear_late();
     const char* part = parser_.has_head() ? "body" : "header";
     co_await send_error(
         http_error(408, "timeout", std::string("The request's ") + part + " took too long."));
   } else if (num_counted_bytes_ > 0 && !server_.holds_body_limit()) {
-    ApiError error = server_error(503, "body_memory", "Too many large requests at once.");
-    error.retry_after_s = 1;
-    co_await send_error(error);
+    co_await send_error(retry_error(503, "body_memory", "Too many large requests at once."));
   } else {
     entry_.status = kClientGone;
   }

@@ -216,9 +216,10 @@ class Parser {
       case Neutrality::unsupported:
         reject_unsupported(key, "with this value is not supported.");
       case Neutrality::unconstrained:
-        reject_unsupported(key,
-                           "is not supported: output is not constrained by a grammar here. Ask for "
-                           "the format in the prompt and check what comes, or offer 'tools'.");
+        reject_unsupported(
+            key, std::string("is not supported: output is not constrained by a grammar here. Ask "
+                             "for the format in the prompt and check what comes") +
+                     (limits_.has_tools ? ", or offer 'tools'." : "."));
       case Neutrality::unknown:
         reject(key, "Unknown parameter: '" + std::string(key) + "'.", "unknown_parameter");
     }

@@ -17,6 +17,8 @@ enum class Ending : uint8_t {
   aborted,   // on request
   failed,    // by the ring's owner; `error` says why
   stalled,   // the ring's owner shows no life
+  stopped,   // the ring's owner was stopped
+  lost,      // the link to the ring is lost
   mismatch,  // the output was another request's
 };
 

@@ -194,7 +194,7 @@ size_t TokenReader::gather(std::vector<Watch>& list, size_t next) {
 
 void TokenReader::look_at(Watch& watch, size_t index) {
   if (ring_.submitted_epoch(watch.slot) != ring_.epoch()) {
-    end_without_owner(watch, Ending::stalled);  // it went with a link that is lost
+    end_without_owner(watch, Ending::lost);  // it went with a link that is gone
     return;
   }
   const StatusWord status = unpack_status(statuses_[watch.slot].word);
@@ -244,7 +244,7 @@ void TokenReader::read_gathered(std::vector<Watch>& list) {
     if (status == Status::ok) {
       take(watch, readings_[place], place);
     } else {
-      end_without_owner(watch, Ending::stalled);
+      end_without_owner(watch, Ending::lost);
     }
   }
   release_finished();

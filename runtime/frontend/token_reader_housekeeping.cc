@@ -12,6 +12,12 @@ constexpr uint32_t kLongestIntervalUs = 1000;  // between two polls while reques
 constexpr uint32_t kSettledSightings =
     3;  // housekeeping passes before an empty slot is believed free
 
+// How requests end while the owner is in this state.
+Ending ending_of(Health health) {
+  if (health == Health::stopped) return Ending::stopped;
+  return health == Health::lost ? Ending::lost : Ending::stalled;
+}
+
 }  // namespace
 
 void TokenReader::housekeep(Clock::time_point now) {
@@ -24,8 +30,9 @@ void TokenReader::housekeep(Clock::time_point now) {
   const Health current = health();
   if (current == Health::stalled || current == Health::stopped || current == Health::lost) {
     has_emitted_ = false;
-    for (Watch& watch : urgent_) end_without_owner(watch, Ending::stalled);
-    for (Watch& watch : flowing_) end_without_owner(watch, Ending::stalled);
+    const Ending ending = ending_of(current);
+    for (Watch& watch : urgent_) end_without_owner(watch, ending);
+    for (Watch& watch : flowing_) end_without_owner(watch, ending);
     urgent_.clear();
     flowing_.clear();
     if (has_emitted_) events_bell_.ring();

@@ -195,8 +195,11 @@ TEST(what_could_be_taken_two_ways_is_refused) {
   for (const Row& row : rows) {
     const Read read = read_whole(row.bytes);
     if (read.fault != row.fault) testing::fail(__FILE__, __LINE__, row.bytes);
-    const HttpFaultText text = text_of_fault(read.fault);
+    const HttpFaultText text = text_of_fault(read.fault, kLimits);
     CHECK(text.status >= 400 && text.status < 600 && text.status != 500);
+    if (text.status == 413 || text.status == 414 || text.status == 431) {
+      CHECK(text.message.find_first_of("0123456789") != std::string::npos);  // the limit
+    }
   }
 }
 

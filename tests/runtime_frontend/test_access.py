@@ -131,6 +131,7 @@ def test_cors(make_server: Callable[..., Server], allowed: tuple[str, ...]) -> N
     assert asked.status_code == (200 if allowed else 403)
     if not allowed:
         assert asked.json()["error"]["code"] == "origin_not_allowed"
+        assert "--cors-origin" in asked.json()["error"]["message"]
     foreign = server.http.post("/v1/completions", content=BODY, headers={"Origin": "null"})
     assert foreign.status_code == (200 if allowed == ("*",) else 403)
     assert ("access-control-allow-origin" in foreign.headers) == (allowed == ("*",))

@@ -130,6 +130,13 @@ def test_failure_before_the_first_token_is_a_status(server: Server) -> None:
     assert data.startswith(b"HTTP/1.1 500 ")
 
 
+def code_of_failure(answer: httpx.Response) -> str:
+    """Return the error's code; it says to come again."""
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+    code: str = answer.json()["error"]["code"]
+    return code
+
+
 def test_stalled_scheduler(make_server: Callable[..., Server]) -> None:
     # The request would take 200 s.
     server = make_server(owner={"token_interval_us": 200_000}, stall_timeout_ms=1000)
@@ -140,8 +147,9 @@ def test_stalled_scheduler(make_server: Callable[..., Server]) -> None:
             wait_for(lambda: server.front_end.health == "stalled", "the stall to be noticed")
             assert server.http.get("/health").status_code == 503
             assert server.http.get("/health").json() == {"status": "stalled"}
-            assert server.complete("x").status_code == 503
-            assert stalled.result().status_code == 503
+            refused = server.complete("x")
+            assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+            assert code_of_failure(stalled.result()) == "stalled"
     # It comes back: health follows, the slot of the failed request is cleaned up.
     wait_for(lambda: server.front_end.health == "serving", "recovery")
     server.wait_until_empty()
@@ -157,14 +165,18 @@ def test_killed_scheduler(make_server: Callable[..., Server]) -> None:
         running = pool.submit(server.complete, "x" * 1000, max_tokens=1000)
         wait_for(lambda: bool(server.ring.slots()), "the request to be in the ring")
         server.owner.kill()
-        assert running.result().status_code == 503
+        assert code_of_failure(running.result()) == "stalled"
     assert server.http.get("/health").status_code == 503
 
 
 def test_stopped_scheduler(make_server: Callable[..., Server]) -> None:
-    server = make_server()
-    server.ring.request_stop()
-    wait_for(lambda: server.front_end.health == "stopped", "the stop to be noticed")
+    server = make_server(owner={"token_interval_us": 200_000}, stall_timeout_ms=600_000)
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(server.complete, "x" * 1000, max_tokens=1000)
+        wait_for(lambda: bool(server.ring.slots()), "the request to be in the ring")
+        server.ring.request_stop()
+        wait_for(lambda: server.front_end.health == "stopped", "the stop to be noticed")
+        assert code_of_failure(running.result()) == "stopped"
     assert server.http.get("/health").json() == {"status": "stopped"}
     assert server.complete("x").status_code == 503
 
@@ -223,6 +235,15 @@ def test_draining_lets_running_requests_end(make_server: Callable[..., Server]) 
         drained.result()
     with pytest.raises(httpx.ConnectError):
         httpx.get(f"{server.front_end.url}/health", timeout=300)
+
+
+def test_what_draining_has_no_time_for_may_come_again(make_server: Callable[..., Server]) -> None:
+    server = make_server(owner={"token_interval_us": 200_000})
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(server.complete, "x" * 1000, max_tokens=1000)
+        server.wait_for_running(1)
+        server.front_end.close(0.0)
+        assert code_of_failure(running.result()) == "aborted"
 
 
 def test_slow_reader_is_cut_off_and_others_go_on(make_server: Callable[..., Server]) -> None:

@@ -270,7 +270,9 @@ def test_model_name(server: Server) -> None:
     assert response.status_code == 404
     assert response.json()["error"]["code"] == "model_not_found"
     assert server.http.get("/v1/models/fake").json()["id"] == "fake"
-    assert server.http.get("/v1/models/other").status_code == 404
+    missing = server.http.get("/v1/models/other")
+    assert missing.status_code == 404
+    assert "'other'" in missing.text and "'fake'" in missing.text
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import ssl
@@ -119,9 +120,18 @@ def test_old_versions_and_weak_ciphers_are_refused(
             open_tls(secure, context)
 
 
+def test_plain_http_is_told_to_speak_tls(secure: Server) -> None:
+    for request in (post(), b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"):
+        with socket.create_connection(("127.0.0.1", secure.front_end.port), timeout=120) as plain:
+            plain.sendall(request)
+            status, _, body = split_response(receive_all(plain))
+        assert status == 400
+        assert json.loads(body)["error"]["code"] == "plain_http"
+
+
 def test_what_is_not_tls_is_cut_off(hasty: Server, certificate: Certificate) -> None:
     before, _ = failures(hasty, certificate)
-    for sent in (post(), b"\x16\x03\x01\x00\x05hello", bytes(3000), b""):
+    for sent in (b"\0" + post(), b"\x16\x03\x01\x00\x05hello", bytes(3000), b""):
         data = b""
         with (
             socket.create_connection(("127.0.0.1", hasty.front_end.port), timeout=120) as plain,

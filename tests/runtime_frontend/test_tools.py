@@ -178,6 +178,15 @@ def test_models_that_have_no_tools(make_server: Callable[..., Server]) -> None:
         assert chat(server, "x", tools=TOOLS, tool_choice="none").status_code == 200
 
 
+def test_tools_are_advised_where_there_are_some(
+    hermes: Server, make_server: Callable[..., Server]
+) -> None:
+    for server, has_tools in ((hermes, True), (make_server(chat_template=TEMPLATE), False)):
+        refused = chat(server, "x", response_format={"type": "json_object"})
+        assert refused.status_code == 400
+        assert ("offer 'tools'" in refused.text) == has_tools
+
+
 def test_what_the_template_sees(make_server: Callable[..., Server]) -> None:
     """Tools as they were sent, earlier calls with their arguments as objects, answers of tools."""
     server = make_server(
