@@ -2,26 +2,32 @@
 # compute-sanitizer over whole models on the host placement and over the kernels' own tests, JOBS
 # (default 8) runs at a time: a watched process waits most for itself, not for the GPU.
 # Usage, from the checkout's root: PYTHONPATH=.:runtime tests/gpu/sanitize.sh [models|kernels]...
-# Graphs that launch graphs cannot be watched; their nodes are the same kernels.
+# Each run's output goes to a file in SANITIZE_LOGS (default: a new folder).
+# Graphs that launch graphs cannot be watched; their nodes are the same kernels. Errors of calls are
+# left to the programs, which check each: cuda-python asks the driver for functions it may not have.
 set -uo pipefail
 python=${PYTHON:-python3}
 jobs=${JOBS:-8}
-# Names of kernels that are not ours: torch's, which make the tests' references in float64, and
-# cuBLAS's. Ours are extern "C". What they do among themselves is not ours to watch; only in models
-# a pointer of ours may be what is wrong with theirs.
+logs=${SANITIZE_LOGS:-$(mktemp -d)}
+mkdir -p "$logs" && echo "each run's output: $logs"
+# Names of kernels that are not ours, which the kernels' tests leave unwatched: torch's, which make
+# the references in float64, and cuBLAS's. Ours are extern "C". Models are watched whole: a pointer
+# of ours may be what is wrong with a kernel of cuBLAS, and racecheck breaks off with an error of its
+# own where nvjet kernels are left out.
 foreign=(--kernel-name-exclude 'regex=^_Z|nvjet|cutlass|xmma|cublas')
 
 check() { # tool part name command...
   local tool=$1 part=$2 name=$3 log status unwatched=("${foreign[@]}")
   shift 3
-  if [ "$part" = models ] && [ "$tool" != racecheck ]; then unwatched=(); fi
-  log=$(timeout "${SANITIZE_TIMEOUT:-600}" compute-sanitizer --tool "$tool" --error-exitcode 9 \
-    --print-limit 5 "${unwatched[@]}" "$@" 2>&1)
+  log=$logs/$tool-${name// /-}.log
+  if [ "$part" = models ]; then unwatched=(); fi
+  timeout "${SANITIZE_TIMEOUT:-600}" compute-sanitizer --tool "$tool" --error-exitcode 9 \
+    --report-api-errors no --print-limit 5 "${unwatched[@]}" "$@" > "$log" 2>&1
   status=$?
   echo "$tool, $name: status $status, $SECONDS s:" \
-    "$(grep -E 'ERROR SUMMARY|RACECHECK SUMMARY|passed|steps' <<<"$log" | tr '\n' ' ')"
+    "$(grep -E 'ERROR SUMMARY|RACECHECK SUMMARY|passed|steps' "$log" | tr '\n' ' ')"
   if [ $status -ne 0 ]; then
-    grep -E '^=========' <<<"$log" | head -40
+    grep -E '^=========' "$log" | head -40
   fi
   return $status
 }
@@ -63,10 +69,14 @@ for part in "${@:-models kernels}"; do
           for kind in "long_prefill and bf16-16 and 130" "narrow and 137-1984" \
             "decode_attention and bf16-16-0 and 256" "prefill_attention and 80" "gemv and 137" \
             "greedy and 1000" "sampling_inverts and 300 and top_p" "experts and 160"; do
-            start $tool kernels "$kind" "$python" -m pytest -q -p no:cacheprovider -o addopts= \
+            start $tool kernels "$kind" "$python" -m pytest -v -p no:cacheprovider -o addopts= \
               tests/gpu/test_kernels.py tests/gpu/test_warpgroup_kernels.py -k "bf16 and $kind"
           done
         done
+        ;;
+      *)
+        echo "no part is named $name: models, kernels" >&2
+        failed=1
         ;;
     esac
   done
