@@ -297,6 +297,8 @@ def main() -> None:
     parser.add_argument("--vocab-size", type=int, default=32000)
     parser.add_argument("--model", help="default: the first that the server lists")
     options = parser.parse_args()
+    if (options.concurrency > 0) == (options.rate > 0):
+        parser.error("give either --concurrency or --rate")
     load = Load(
         num_requests=options.requests,
         prompt_tokens=options.prompt_tokens,

@@ -3,6 +3,7 @@
 #define BLINK_FRONTEND_API_ERROR_H
 
 #include <string>
+#include <string_view>
 #include <utility>
 
 namespace blink {
@@ -35,7 +36,20 @@ inline ApiError retry_error(int http_status, std::string code, std::string messa
 
 inline ApiError stopping_error() { return retry_error(503, "stopping", "The server is stopping."); }
 
-// {"error": {...}}
+// Of plain HTTP where TLS is served.
+inline ApiError plain_http_error() {
+  return bad_request("", "This port speaks TLS: use https://.", "plain_http");
+}
+
+// What an error may quote of a client's own text: its beginning, cut between two code points, and
+// "..." for the rest.
+inline std::string shortened(std::string_view text, size_t max_bytes = 128) {
+  if (text.size() <= max_bytes) return std::string(text);
+  while (max_bytes > 0 && (static_cast<unsigned char>(text[max_bytes]) & 0xC0) == 0x80) --max_bytes;
+  return std::string(text.substr(0, max_bytes)) + "...";
+}
+
+// {"error": {...}}, of a few KiB at most.
 std::string json_from_error(const ApiError& error);
 
 }  // namespace blink

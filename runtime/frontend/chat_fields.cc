@@ -29,7 +29,7 @@ std::string text_of_parts(const std::string& name, const json::array& parts) {
     if (type == nullptr || !type->is_string()) reject_type(part_name + ".type", "a string");
     if (type->get_string() != "text") {
       reject(part_name + ".type",
-             "Content parts of type '" + std::string(view(type->get_string())) +
+             "Content parts of type '" + shortened(view(type->get_string())) +
                  "' are not supported; this model takes text.",
              "unsupported_parameter");
     }

@@ -22,7 +22,7 @@ ApiError error_of_owner(uint32_t error) {
     case BLINK_ERROR_LAUNCH:
       return server_error(500, "launch", "A step of this request could not be launched.");
     case BLINK_ERROR_EPOCH:
-      return server_error(503, "epoch", "The front end was replaced while this request ran.");
+      return retry_error(503, "epoch", "The front end was replaced while this request ran.");
     case BLINK_ERROR_OUT_OF_PAGES:
       return server_error(500, "out_of_pages", "The request can never fit in the KV cache.");
     default:
@@ -341,7 +341,9 @@ void DetokenizerThread::publish(Generation& generation, bool is_complete) {
   if (bytes_.empty() && !is_complete) return;
   {
     const std::lock_guard lock(generation.output_mutex);
-    if (generation.output.size() + bytes_.size() > generation.max_buffered_bytes) {
+    // A whole answer cannot be read before its end: what it may hold bounds it.
+    if (generation.streams &&
+        generation.output.size() + bytes_.size() > generation.max_buffered_bytes) {
       // The client does not read. What it has is cut off; the connection will be closed.
       generation.failure = server_error(500, "slow_reader", "The client reads too slowly.");
       generation.is_abort_requested.store(true, std::memory_order_relaxed);

@@ -21,6 +21,7 @@ struct GenerationRequest {
   std::string template_input;              // chat: JSON for the template renderer
 
   std::optional<uint64_t> max_tokens;
+  const char* max_tokens_name = "max_tokens";  // as the client calls it
   uint32_t min_tokens = 0;          // neither stop tokens nor stop strings end it earlier
   uint32_t num_choices = 1;         // choice i samples with seed + i
   float temperature = 1.0f;         // 0: greedy

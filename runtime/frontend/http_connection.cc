@@ -26,6 +26,12 @@ void clear_and_shrink(std::string& bytes) {
   bytes.clear();
 }
 
+// TLS begins with the type of its first record, which is no such byte.
+bool begins_text(char byte) {
+  return (byte >= 'A' && byte <= 'Z') || (byte >= 'a' && byte <= 'z') || byte == '\r' ||
+         byte == '\n';
+}
+
 }  // namespace
 
 HttpConnection::HttpConnection(asio::ip::tcp::socket socket, std::shared_ptr<const TlsContext> tls,
@@ -64,6 +70,11 @@ asio::awaitable<bool> HttpConnection::receive(Clock::time_point deadline) {
 }
 
 bool HttpConnection::take(std::string_view bytes) {
+  if (tls_ && !has_begun_ && !bytes.empty()) {
+    has_begun_ = true;
+    lacks_tls_ = begins_text(bytes.front());
+    if (lacks_tls_) tls_.reset();
+  }
   if (tls_) return tls_->receive(bytes, received_);
   received_.append(bytes);
   return true;

@@ -52,7 +52,12 @@ class HttpConnection {
   void clear_late() { is_late_ = false; }
 
   bool is_tls() const { return tls_ != nullptr; }
-  bool has_failed_handshake() const { return tls_ != nullptr && !tls_->is_established(); }
+  // The client sent plain HTTP where TLS is served. From then on the connection is plain, so that
+  // it can be told.
+  bool lacks_tls() const { return lacks_tls_; }
+  bool has_failed_handshake() const {
+    return lacks_tls_ || (tls_ != nullptr && !tls_->is_established());
+  }
   bool is_open() const { return socket_.is_open(); }
   // The client has sent what nobody has read yet.
   bool has_unread_bytes();
@@ -66,6 +71,8 @@ class HttpConnection {
 
   boost::asio::ip::tcp::socket socket_;
   std::unique_ptr<TlsChannel> tls_;
+  bool has_begun_ = false;  // bytes have come
+  bool lacks_tls_ = false;
   std::span<char> overflow_;
   Clock::time_point deadline_ = Clock::time_point::max();
   bool is_late_ = false;

@@ -88,17 +88,17 @@ HttpFaultText text_of_fault(HttpFault fault, const HttpLimits& limits) {
     case HttpFault::repeated_header:
       return {400, "malformed_http", "A header field that may be there once is repeated."};
     case HttpFault::too_many_headers:
-      return {
-          431, "headers_too_large",
-          "The request has more than " + std::to_string(limits.max_headers) + " header fields."};
+      return {431, "headers_too_large",
+              "The request has more than " + std::to_string(limits.max_headers) +
+                  " header fields, or as many trailers."};
     case HttpFault::headers_too_large:
       return {431, "headers_too_large",
-              "The request's first line and header fields are over " +
+              "The request's first line and header fields, or its trailers, are over " +
                   std::to_string(limits.max_header_bytes) + " bytes."};
     case HttpFault::target_too_long:
-      return {
-          414, "target_too_long",
-          "The request's target is over " + std::to_string(limits.max_header_bytes) + " bytes."};
+      return {414, "target_too_long",
+              "The request's first line is over " + std::to_string(limits.max_header_bytes) +
+                  " bytes."};
     case HttpFault::missing_host:
       return {400, "malformed_http", "HTTP/1.1 requires one Host field."};
     case HttpFault::malformed_length:
@@ -178,6 +178,9 @@ size_t HttpRequestParser::take_line(std::string_view bytes) {
   if (state_ == State::request_line && !line.empty() && !may_begin_request(line.front())) {
     fail(HttpFault::malformed_request_line);  // TLS on a plain port, for one
   } else if (is_too_long) {
+    if (state_ == State::request_line) {
+      request_.method = method_from_name(line.substr(0, line.find(' ')));  // HEAD gets no body
+    }
     fail(fault_of_long_line());
   } else if (line.ends_with('\n')) {
     if (line.size() < 2 || line[line.size() - 2] != '\r') {
@@ -266,12 +269,12 @@ void HttpRequestParser::read_request_line(std::string_view line) {
   if (first == std::string_view::npos || first == last || !is_token(line.substr(0, first))) {
     return fail(HttpFault::malformed_request_line);
   }
+  request_.method = method_from_name(line.substr(0, first));
   const std::string_view version = line.substr(last + 1);
   if (version != "HTTP/1.1" && version != "HTTP/1.0") {
     const bool is_http = version.size() == 8 && version.starts_with("HTTP/") && version[6] == '.';
     return fail(is_http ? HttpFault::unknown_version : HttpFault::malformed_request_line);
   }
-  request_.method = method_from_name(line.substr(0, first));
   request_.version = version.back() == '1' ? 11 : 10;
   read_target(line.substr(first + 1, last - first - 1));
   if (fault_ == HttpFault::none) state_ = State::header_line;

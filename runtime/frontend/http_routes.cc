@@ -93,7 +93,9 @@ std::optional<ApiError> refusal_of_head(const HttpRequest& request, Route route,
     return http_error(401, "invalid_api_key", "Send a valid key as 'Authorization: Bearer KEY'.");
   }
   if (route == Route::unknown) {
-    return http_error(404, "not_found", "No such path: " + printable(request.path));
+    return http_error(404, "not_found",
+                      "No such path: " + shortened(printable(request.path)) +
+                          "; /openapi.json has all. A client's base_url ends in /v1.");
   }
   const bool is_get = request.method == HttpMethod::get || request.method == HttpMethod::head;
   if (takes_post(route) ? request.method != HttpMethod::post : !is_get) {
@@ -104,8 +106,8 @@ std::optional<ApiError> refusal_of_head(const HttpRequest& request, Route route,
   if (is_foreign_page(request, allowed_origins)) {
     return http_error(
         403, "origin_not_allowed",
-        "Pages of " + printable(request.origin) +
-            " may not use this server; it is started with --cors-origin to let them.");
+        "Pages of " + shortened(printable(request.origin)) +
+            " may not use this server; start it with '--cors-origin ORIGIN' to let them.");
   }
   if (!is_json_or_missing(request.content_type)) {
     return http_error(415, "unsupported_media_type",

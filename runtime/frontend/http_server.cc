@@ -227,8 +227,9 @@ void HttpServer::take(tcp::socket socket) {
 // clients have begun to send their request, so that a hard close would hide the answer from them.
 void HttpServer::refuse(tcp::socket socket) {
   if (tls_) return;
-  const HttpResponse response =
-      response_of(retry_error(503, "too_many_connections", "Too many connections."));
+  const HttpResponse response = response_of(
+      retry_error(503, "too_many_connections",
+                  "Too many connections (--max-connections, --max-connections-per-address)."));
   std::string id;
   make_request_id(id);
   std::string bytes;

@@ -10,6 +10,7 @@
 #include <boost/asio/use_awaitable.hpp>
 
 #include "frontend/http_server.h"
+#include "frontend/response_writer.h"
 
 namespace blink {
 namespace {
@@ -28,6 +29,10 @@ HttpLimits limits_of(const FrontEndConfig& config) {
 
 uint64_t ns_since(Clock::time_point begin) {
   return static_cast<uint64_t>(std::chrono::nanoseconds(Clock::now() - begin).count());
+}
+
+std::string text_of_time(uint32_t ms) {
+  return ms % 1000 == 0 ? std::to_string(ms / 1000) + " s" : std::to_string(ms) + " ms";
 }
 
 int64_t unix_ns() {
@@ -180,6 +185,10 @@ void HttpSession::judge_head() {
   if (key_name != nullptr) entry_.key_name = *key_name;
   refusal_ = refusal_of_head(request, route_, key_name != nullptr || !keys.asks_for_key(),
                              config.cors_origins);
+  if (connection_.lacks_tls()) {
+    refusal_ = plain_http_error();
+    keeps_alive_ = false;
+  }
 }
 
 // Counts the body's bytes in the sum of all connections. False: the sum is over its limit.
@@ -194,7 +203,10 @@ bool HttpSession::holds_body_limit() {
 // connection.
 asio::awaitable<bool> HttpSession::answer_read_failure() {
   keeps_alive_ = false;
-  if (parser_.fault() != HttpFault::none) {
+  if (connection_.lacks_tls() && (parser_.fault() != HttpFault::none || connection_.is_late())) {
+    connection_.clear_late();
+    co_await send_error(plain_http_error());
+  } else if (parser_.fault() != HttpFault::none) {
     const HttpFaultText text = text_of_fault(parser_.fault(), limits_of(server_.config()));
     co_await send_error(http_error(text.status, text.code, text.message));
   } else if (connection_.is_late() && server_.is_stopping()) {
@@ -202,9 +214,13 @@ asio::awaitable<bool> HttpSession::answer_read_failure() {
     co_await send_error(stopping_error());
   } else if (connection_.is_late()) {
     connection_.clear_late();
+    const FrontEndConfig& config = server_.config();
     const char* part = parser_.has_head() ? "body" : "header";
-    co_await send_error(
-        http_error(408, "timeout", std::string("The request's ") + part + " took too long."));
+    const uint32_t limit_ms =
+        parser_.has_head() ? config.body_timeout_ms : config.header_timeout_ms;
+    co_await send_error(http_error(408, "timeout",
+                                   std::string("The request's ") + part + " took longer than " +
+                                       text_of_time(limit_ms) + "."));
   } else if (num_counted_bytes_ > 0 && !server_.holds_body_limit()) {
     co_await send_error(retry_error(503, "body_memory", "Too many large requests at once."));
   } else {
@@ -243,7 +259,7 @@ asio::awaitable<bool> HttpSession::answer_generation(Endpoint endpoint) {
   auto& wanted = std::get<GenerationRequest>(parsed);
   if (!wanted.model.empty() && wanted.model != server_.config().model_name) {
     co_return co_await send_error(http_error(404, "model_not_found",
-                                             "The model '" + wanted.model +
+                                             "The model '" + shortened(wanted.model) +
                                                  "' does not exist; this server has '" +
                                                  server_.config().model_name + "'."));
   }
@@ -285,10 +301,7 @@ asio::awaitable<bool> HttpSession::send_output(std::shared_ptr<Generation> gener
   bool is_first = true;
   while (true) {
     if (!co_await wait_for_output(is_first ? nullptr : generation.get())) {
-      if (is_overdue_ && is_first) {
-        co_return co_await send_error(
-            server_error(504, "timeout", "The request took longer than this server allows."));
-      }
+      if (is_overdue_) co_return co_await send_overdue(is_first);
       if (is_first) entry_.status = kClientGone;
       co_return false;
     }
@@ -323,6 +336,20 @@ asio::awaitable<bool> HttpSession::send_output(std::shared_ptr<Generation> gener
       co_return parser_.request().version != 10;
     }
   }
+}
+
+// The request's time is over: a stream that has begun ends with the error.
+asio::awaitable<bool> HttpSession::send_overdue(bool is_first) {
+  const ApiError error = server_error(
+      504, "timeout",
+      "The request took longer than the " + text_of_time(server_.config().request_timeout_ms) +
+          " that this server allows (--request-timeout); ask for fewer tokens.");
+  if (is_first) co_return co_await send_error(error);
+  keeps_alive_ = false;
+  std::string events;
+  ResponseWriter::append_error_events(error, events);
+  entry_.is_complete = co_await send_chunk(events, false, true);
+  co_return false;
 }
 
 // False: the client has gone, or its time is over. `stream`: what of it may be sent on meanwhile.

@@ -59,6 +59,7 @@ class HttpSession final : public OutputWaiter, public std::enable_shared_from_th
   Awaitable<bool> send(HttpResponse response);
   Awaitable<bool> send_error(const ApiError& error);
   Awaitable<bool> send_bytes();
+  Awaitable<bool> send_overdue(bool is_first);
   Awaitable<bool> wait_for_output(Generation* stream);
   bool send_directly();
   void append_chunk(const std::string& bytes, bool is_last);

@@ -11,6 +11,7 @@ namespace json = boost::json;
 
 bool is_false(const json::value& v) { return v.is_bool() && !v.get_bool(); }
 bool is_true(const json::value& v) { return v.is_bool() && v.get_bool(); }
+bool is_never(const json::value&) { return false; }
 bool is_bool(const json::value& v) { return v.is_bool(); }
 bool is_object(const json::value& v) { return v.is_object(); }
 bool is_text(const json::value& v) { return v.is_string(); }
@@ -62,11 +63,11 @@ constexpr std::array kNeutralFields = {
     NeutralField{"user", is_text},
     NeutralField{"safety_identifier", is_text},
     NeutralField{"prompt_cache_key", is_text},
-    NeutralField{"audio", is_empty_object},
+    NeutralField{"audio", is_never},
     NeutralField{"prediction", is_empty_object},
     NeutralField{"reasoning_effort", is_empty_text},
     NeutralField{"verbosity", is_empty_text},
-    NeutralField{"web_search_options", is_empty_object},
+    NeutralField{"web_search_options", is_never},  // empty: search with the defaults
     // Widespread extensions
     NeutralField{"length_penalty", is_one},
     NeutralField{"use_beam_search", is_false},
@@ -89,7 +90,14 @@ constexpr std::array<std::string_view, 10> kGrammarFields = {
     "response_format", "guided_json", "guided_regex", "guided_choice", "guided_grammar",
     "json_schema",     "regex",       "ebnf",         "grammar",       "structured_outputs"};
 
+constexpr std::array<std::string_view, 5> kToolFields = {
+    "tools", "tool_choice", "parallel_tool_calls", "functions", "function_call"};
+
 }  // namespace
+
+bool speaks_of_tools(std::string_view name) {
+  return std::find(kToolFields.begin(), kToolFields.end(), name) != kToolFields.end();
+}
 
 Neutrality judge_field(std::string_view name, const json::value& value) {
   if (value.is_null()) return Neutrality::neutral;

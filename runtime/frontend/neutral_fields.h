@@ -15,6 +15,9 @@ enum class Neutrality {
   unknown,        // not a parameter of this API
 };
 
+// Tells whether the parameter is about tools, which only chats have.
+bool speaks_of_tools(std::string_view name);
+
 // null is neutral for every known or unknown field.
 Neutrality judge_field(std::string_view name, const boost::json::value& value);
 

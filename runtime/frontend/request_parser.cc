@@ -49,8 +49,16 @@ class Parser {
     options.max_depth = limits_.max_json_depth;
     boost::system::error_code code;
     json::value root = json::parse({body.data(), body.size()}, code, {}, options);
-    if (code)
-      reject("", "The request body is not valid JSON: " + code.message() + ".", "invalid_json");
+    if (code == json::error::too_deep) {
+      reject("",
+             "The request body is nested deeper than " + std::to_string(limits_.max_json_depth) +
+                 " levels.",
+             "invalid_json");
+    }
+    if (code) {
+      const std::string why = body.empty() ? "it is empty" : code.message();
+      reject("", "The request body is not valid JSON: " + why + ".", "invalid_json");
+    }
     return root;
   }
 
@@ -87,7 +95,7 @@ class Parser {
     if (!value.is_object()) reject_type("stream_options", "an object");
     has_stream_options_ = true;
     for (const auto& [key, option] : value.get_object()) {
-      const std::string name = "stream_options." + std::string(key);
+      const std::string name = "stream_options." + shortened(key);
       if (option.is_null()) continue;
       if (key == "include_usage") {
         request_.includes_usage = read_bool(name, option);
@@ -214,14 +222,17 @@ class Parser {
       case Neutrality::neutral:
         return;
       case Neutrality::unsupported:
-        reject_unsupported(key, "with this value is not supported.");
+        if (!request_.is_chat && speaks_of_tools(key)) {
+          reject_unsupported(key, "is for chats: use /v1/chat/completions.");
+        }
+        reject_unsupported(key, "with this value is not supported; leave it out.");
       case Neutrality::unconstrained:
         reject_unsupported(
             key, std::string("is not supported: output is not constrained by a grammar here. Ask "
                              "for the format in the prompt and check what comes") +
-                     (limits_.has_tools ? ", or offer 'tools'." : "."));
+                     (request_.is_chat && limits_.has_tools ? ", or offer 'tools'." : "."));
       case Neutrality::unknown:
-        reject(key, "Unknown parameter: '" + std::string(key) + "'.", "unknown_parameter");
+        reject(key, "Unknown parameter: '" + shortened(key) + "'.", "unknown_parameter");
     }
   }
 
@@ -235,6 +246,7 @@ class Parser {
       reject("max_tokens", "'max_tokens' and 'max_completion_tokens' differ; send one of them.");
     }
     request_.max_tokens = max_completion_tokens_ ? max_completion_tokens_ : max_tokens_;
+    if (max_completion_tokens_) request_.max_tokens_name = "max_completion_tokens";
     if (has_stream_options_ && !request_.streams) {
       reject("stream_options", "'stream_options' is only allowed when 'stream' is true.");
     }

@@ -6,6 +6,8 @@
 namespace blink {
 namespace {
 
+constexpr size_t kMaxMessageBytes = 2048;  // of an error
+
 void append_quoted_or_null(std::string_view text, std::string& out) {
   if (text.empty()) {
     out += "null";
@@ -90,11 +92,11 @@ void append_decimal(uint64_t value, std::string& out) {
 
 std::string json_from_error(const ApiError& error) {
   std::string out = "{\"error\":{\"message\":";
-  append_json_string(error.message, out);
+  append_json_string(shortened(error.message, kMaxMessageBytes), out);
   out += ",\"type\":";
   append_json_string(error.type, out);
   out += ",\"param\":";
-  append_quoted_or_null(error.param, out);
+  append_quoted_or_null(shortened(error.param), out);
   out += ",\"code\":";
   append_quoted_or_null(error.code, out);
   out += "}}";

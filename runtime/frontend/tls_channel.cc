@@ -125,14 +125,6 @@ void use_key(SSL_CTX* context, const PemFile& file, const std::string& certifica
   }
 }
 
-// In plain text, to a client that speaks HTTP where TLS is served.
-constexpr std::string_view kAnswerToPlainHttp =
-    "HTTP/1.1 400 Bad Request\r\nContent-Type: application/json\r\nContent-Length: 123\r\n"
-    "Connection: close\r\n\r\n"
-    R"({"error":{"message":"This port speaks TLS: use https://.",)"
-    R"("type":"invalid_request_error","param":null,"code":"plain_http"}})";
-static_assert(kAnswerToPlainHttp.size() - kAnswerToPlainHttp.find('{') == 123);
-
 int choose_http_1_1(SSL*, const unsigned char** chosen, unsigned char* chosen_size,
                     const unsigned char* offered, unsigned offered_size, void*) {
   static constexpr unsigned char kOurs[] = "\x08http/1.1";
@@ -210,10 +202,6 @@ bool TlsChannel::receive(std::string_view bytes, std::string& plain) {
     if (result > 0) plain.append(piece, static_cast<size_t>(result));
   }
   has_failed_ = SSL_get_error(ssl, result) != SSL_ERROR_WANT_READ;
-  if (has_failed_ && ERR_GET_REASON(ERR_peek_error()) == SSL_R_HTTP_REQUEST) {
-    BIO_write(state_->outgoing, kAnswerToPlainHttp.data(),
-              static_cast<int>(kAnswerToPlainHttp.size()));
-  }
   ERR_clear_error();
   return !has_failed_;
 }

@@ -33,8 +33,7 @@ class TlsChannel {
   ~TlsChannel();
 
   // Takes bytes of the network and appends what they carry to `plain`. False: the peer broke the
-  // protocol or ended it; what to_send() holds is still to be sent, to one that spoke plain HTTP an
-  // answer in plain text.
+  // protocol or ended it; what to_send() holds is still to be sent.
   [[nodiscard]] bool receive(std::string_view bytes, std::string& plain);
   // Encrypts. False: not possible any more, or the handshake is not over.
   [[nodiscard]] bool send(std::string_view plain);

@@ -214,8 +214,7 @@ void TokenReader::look_at(Watch& watch, size_t index) {
     readings_[num_readings_++] = {index, status, num_new, is_last};
     records_left_ -= std::min(records_left_, num_new);
   } else if (status.state == BLINK_STATE_EMPTY) {
-    // Emptied without our release: the owner cleared this range.
-    end_without_owner(watch, Ending::mismatch);
+    end_emptied(watch, statuses_[watch.slot].error);
   } else {
     send_abort_if_asked(watch, status);
   }
@@ -262,7 +261,7 @@ void TokenReader::take(Watch& watch, const Reading& reading, size_t place) {
   if (reading.is_last) {
     finish(watch, after);
   } else if (reading.status.state == BLINK_STATE_EMPTY) {
-    end_without_owner(watch, Ending::mismatch);
+    end_emptied(watch, after.error);
   } else {
     send_abort_if_asked(watch, reading.status);
   }
@@ -330,13 +329,20 @@ void TokenReader::send_abort_if_asked(Watch& watch, const StatusWord& status) {
 
 // Ends the choice towards the client, and keeps its slot under observation until it is free. A
 // submit that the owner has not taken is withdrawn.
-void TokenReader::end_without_owner(Watch& watch, Ending ending) {
-  emit(TokenEvent{.choice = watch.choice, .ending = ending});
+void TokenReader::end_without_owner(Watch& watch, Ending ending, uint32_t error) {
+  emit(TokenEvent{.choice = watch.choice, .error = error, .ending = ending});
   Watch rest = watch;
   rest.choice = nullptr;
   if (!watch.is_claimed) (void)ring_.withdraw(watch.slot, watch.sequence);
   leave_to_clean_up(rest);
   watch.is_over = true;
+}
+
+// The slot was emptied without our release: the owner cleared this range, as it does when another
+// front end takes it over.
+void TokenReader::end_emptied(Watch& watch, uint32_t error) {
+  const bool is_replaced = error == BLINK_ERROR_EPOCH;
+  end_without_owner(watch, is_replaced ? Ending::failed : Ending::mismatch, error);
 }
 
 void TokenReader::emit(const TokenEvent& event) {

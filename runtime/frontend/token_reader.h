@@ -96,7 +96,8 @@ class TokenReader {
   bool clean_up(Watch& watch, const blink_slot_status& status);
   void send_abort_if_asked(Watch& watch, const StatusWord& status);
   void emit(const TokenEvent& event);
-  void end_without_owner(Watch& watch, Ending ending);
+  void end_without_owner(Watch& watch, Ending ending, uint32_t error = BLINK_ERROR_NONE);
+  void end_emptied(Watch& watch, uint32_t error);
   void sleep_for_work(uint32_t interval_us);
   void housekeep(Clock::time_point now);
   void judge_health(Clock::time_point now);

@@ -155,9 +155,10 @@ std::unique_ptr<Transport> connect_shm(const ShmConnectConfig& config) {
   }
   if (config.front_end_index < header.num_front_ends &&
       !memory.hold_range(config.front_end_index)) {
-    throw RingError(
-        "ring " + config.name + ": front end " + std::to_string(config.front_end_index) + " of " +
-        std::to_string(header.num_front_ends) + " is another process; choose another --front-end");
+    throw RingError("ring " + config.name + ": front end " +
+                    std::to_string(config.front_end_index) + " of " +
+                    std::to_string(header.num_front_ends) +
+                    " is another process; stop that one, or choose another --front-end");
   }
   return connect_memory("shm", config.name, bytes.data(), bytes.size(), std::move(memory), true);
 }

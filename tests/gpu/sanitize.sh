@@ -9,6 +9,10 @@ set -uo pipefail
 python=${PYTHON:-python3}
 jobs=${JOBS:-8}
 logs=${SANITIZE_LOGS:-$(mktemp -d)}
+if ! command -v compute-sanitizer > /dev/null; then
+  echo "compute-sanitizer is not on the PATH: it comes with the CUDA toolkit" >&2
+  exit 1
+fi
 mkdir -p "$logs" && echo "each run's output: $logs"
 # Names of kernels that are not ours, which the kernels' tests leave unwatched: torch's, which make
 # the references in float64, and cuBLAS's. Ours are extern "C". Models are watched whole: a pointer

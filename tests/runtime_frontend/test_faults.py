@@ -246,6 +246,26 @@ def test_what_draining_has_no_time_for_may_come_again(make_server: Callable[...,
         assert code_of_failure(running.result()) == "aborted"
 
 
+def test_a_front_end_that_is_replaced(make_server: Callable[..., Server]) -> None:
+    """Another one takes over its slots: what ran there ends, and may come again."""
+    server = make_server(owner={"token_interval_us": 50_000})
+    body = stream_body("x" * 400)
+    with ThreadPoolExecutor(2) as pool:
+        whole = pool.submit(server.complete, "x" * 400, max_tokens=400)
+        stream = pool.submit(receive_all_of, server, post(body))
+        wait_for(lambda: len(server.ring.slots()) == 2, "both requests")
+        with FrontEnd(server.ring, ByteCodec(), None, FrontEndOptions(port=0)):
+            assert code_of_failure(whole.result()) == "epoch"
+            assert b'"code":"epoch"' in stream.result()
+
+
+def test_a_whole_answer_is_no_slow_reader(make_server: Callable[..., Server]) -> None:
+    """The bug: it was thrown away at its end where it was longer than what is kept of a stream."""
+    server = make_server(max_buffered_bytes=1024)
+    answer = server.complete("y" * 1000, max_tokens=1000, n=2)
+    assert [choice["text"] for choice in answer.json()["choices"]] == ["y" * 1000] * 2
+
+
 def test_slow_reader_is_cut_off_and_others_go_on(make_server: Callable[..., Server]) -> None:
     server = make_server(max_buffered_bytes=100_000)
     with connect(server) as connection:

@@ -197,6 +197,11 @@ def check_request_time(make_server: Callable[..., Server]) -> None:
     server = make_server(owner={"token_interval_us": 10_000_000}, request_timeout_ms=800)
     assert answer_to(server, LONG) == (504, "timeout")
     server.wait_until_empty()
+    server = make_server(owner={"token_interval_us": 100_000}, request_timeout_ms=800)
+    data = exchange(server, post(b'{"prompt": "xxxxxxxxxxxxxxxxxxxx", "stream": true}'))
+    assert split_response(data)[0] == 200
+    assert b'"code":"timeout"' in data and data.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+    server.wait_until_empty()
 
 
 def check_requests(make_server: Callable[..., Server]) -> None:
@@ -301,7 +306,7 @@ CHECKS: dict[str, Callable[..., None]] = {
     "stop strings": check_stop_strings,
     "stop token ids": check_stop_token_ids,
     "prompt + output tokens": check_tokens,
-    "bytes kept for a client that does not read": check_slow_reader,
+    "bytes of a stream kept for a client that does not read": check_slow_reader,
 }
 
 

@@ -120,13 +120,55 @@ def test_old_versions_and_weak_ciphers_are_refused(
             open_tls(secure, context)
 
 
-def test_plain_http_is_told_to_speak_tls(secure: Server) -> None:
-    for request in (post(), b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"):
-        with socket.create_connection(("127.0.0.1", secure.front_end.port), timeout=120) as plain:
-            plain.sendall(request)
-            status, _, body = split_response(receive_all(plain))
-        assert status == 400
-        assert json.loads(body)["error"]["code"] == "plain_http"
+def speak_plainly(server: Server, request: bytes) -> tuple[int, dict[str, str], bytes]:
+    with socket.create_connection(("127.0.0.1", server.front_end.port), timeout=120) as plain:
+        plain.sendall(request)
+        return split_response(receive_all(plain))
+
+
+@pytest.mark.parametrize(
+    "request_bytes",
+    [
+        *(f"{name} / HTTP/1.1\r\nHost: x\r\n\r\n".encode()
+          for name in ("GET", "PUT", "DELETE", "OPTIONS", "PATCH", "CONNECT", "TRACE", "ODD")),
+        post(extra="Authorization: Bearer secret\r\n"),
+        post(b" " * 1_000_000),
+        b"\r\nGET / HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+        b"get / HTTP/1.1\r\n",
+    ],
+    ids=lambda request: request[:8].decode().strip(),
+)  # fmt: skip
+def test_plain_http_is_told_to_speak_tls(
+    secure: Server, certificate: Certificate, request_bytes: bytes
+) -> None:
+    status, headers, body = speak_plainly(secure, request_bytes)
+    assert (status, headers["connection"]) == (400, "close")
+    assert headers["x-request-id"]
+    assert json.loads(body)["error"]["code"] == "plain_http"
+    with client_for(secure, certificate) as client:  # others go on
+        assert client.get("/health").status_code == 200
+
+
+def test_plain_http_is_counted_and_logged(
+    make_server: Callable[..., Server], certificate: Certificate, tmp_path: Path
+) -> None:
+    path = tmp_path / "access.log"
+    server = make_server(
+        tls_certificate=str(certificate.certificate),
+        tls_key=str(certificate.key),
+        access_log=str(path),
+    )
+    request = b"HEAD /health HTTP/1.1\r\nHost: x\r\nX-Request-Id: plain\r\n\r\n"
+    status, headers, body = speak_plainly(server, request)
+    assert (status, headers["x-request-id"], body) == (400, "plain", b"")
+    wait_for(lambda: path.read_text().count("\n") == 1, "the line")
+    line = json.loads(path.read_text())
+    assert (line["id"], line["status"], line["path"]) == ("plain", 400, "/health")
+    with client_for(server, certificate) as client:
+        text = client.get("/metrics").text
+    assert 'blink_http_responses_total{status="400"} 1' in text
+    assert "blink_tls_failures_total 1" in text
 
 
 def test_what_is_not_tls_is_cut_off(hasty: Server, certificate: Certificate) -> None:
