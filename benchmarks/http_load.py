@@ -46,7 +46,7 @@ class Load:
 
     def __post_init__(self) -> None:
         if (self.concurrency > 0) == (self.rate_per_s > 0):
-            raise ValueError("give either concurrency or rate_per_s")
+            raise ValueError("give either a concurrency or a rate")
 
 
 @dataclass(kw_only=True, slots=True)
@@ -297,17 +297,19 @@ def main() -> None:
     parser.add_argument("--vocab-size", type=int, default=32000)
     parser.add_argument("--model", help="default: the first that the server lists")
     options = parser.parse_args()
-    if (options.concurrency > 0) == (options.rate > 0):
-        parser.error("give either --concurrency or --rate")
-    load = Load(
-        num_requests=options.requests,
-        prompt_tokens=options.prompt_tokens,
-        output_tokens=options.tokens,
-        concurrency=options.concurrency,
-        rate_per_s=options.rate,
-        vocab_size=options.vocab_size,
-        model=options.model or first_model(options.url),
-    )
+    model = options.model or first_model(options.url)
+    try:
+        load = Load(
+            num_requests=options.requests,
+            prompt_tokens=options.prompt_tokens,
+            output_tokens=options.tokens,
+            concurrency=options.concurrency,
+            rate_per_s=options.rate,
+            vocab_size=options.vocab_size,
+            model=model,
+        )
+    except ValueError as error:
+        parser.error(str(error))
     with LoadClient(options.url) as client:
         print(json.dumps(summary(client.run(load)), indent=1))
 

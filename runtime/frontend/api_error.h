@@ -34,6 +34,11 @@ inline ApiError retry_error(int http_status, std::string code, std::string messa
   return error;
 }
 
+// There is no room for the request at present.
+inline ApiError rate_limit_error(std::string code, std::string message) {
+  return ApiError{429, "rate_limit_error", std::move(code), "", std::move(message), 1};
+}
+
 inline ApiError stopping_error() { return retry_error(503, "stopping", "The server is stopping."); }
 
 // Of plain HTTP where TLS is served.

@@ -132,7 +132,7 @@ std::optional<ApiError> GenerationPipeline::prepare(GenerationRequest& request) 
 std::optional<ApiError> GenerationPipeline::check_lengths(const GenerationRequest& request) const {
   const RingSizes& sizes = ring_.sizes();
   const char* prompt_name = request.is_chat ? "messages" : "prompt";
-  const std::string limit_name = request.max_tokens_name;
+  const auto limit_name = [&] { return std::string(request.max_tokens_name); };
   const uint64_t num_prompt = request.prompt_token_ids.size();
   const auto number = [](uint64_t value) { return std::to_string(value); };
   if (num_prompt == 0) return bad_request(prompt_name, "The prompt has no tokens.");
@@ -145,21 +145,22 @@ std::optional<ApiError> GenerationPipeline::check_lengths(const GenerationReques
   }
   const uint64_t num_output = request.max_tokens.value_or(1);
   if (num_prompt + num_output > sizes.max_seqlen) {
-    return bad_request(limit_name,
+    return bad_request(limit_name(),
                        "This model's context length is " + number(sizes.max_seqlen) +
                            " tokens, but the request asks for " + number(num_prompt + num_output) +
                            " (" + number(num_prompt) + " in the prompt, " + number(num_output) +
-                           " of '" + limit_name + "', which can be " +
+                           " of '" + limit_name() + "', which can be " +
                            number(sizes.max_seqlen - num_prompt) + " at most).",
                        "context_length_exceeded");
   }
   if (num_output > sizes.max_output_tokens) {
-    return bad_request(limit_name, "'" + limit_name + "' is " + number(num_output) + "; at most " +
-                                       number(sizes.max_output_tokens) + " are allowed.");
+    return bad_request(limit_name(), "'" + limit_name() + "' is " + number(num_output) +
+                                         "; at most " + number(sizes.max_output_tokens) +
+                                         " are allowed.");
   }
   const uint32_t num_pages = pages_of(num_prompt + num_output, sizes.page_size_tokens);
   if (num_pages > sizes.num_kv_pages) {
-    return bad_request(limit_name,
+    return bad_request(limit_name(),
                        number(num_prompt) + " prompt tokens and " + number(num_output) +
                            " output tokens need " + number(num_pages) + " pages of " +
                            number(sizes.page_size_tokens) + " tokens; the KV cache has " +
@@ -168,8 +169,8 @@ std::optional<ApiError> GenerationPipeline::check_lengths(const GenerationReques
   }
   if (const uint32_t limit = output_limit(request); request.min_tokens > limit) {
     return bad_request("min_tokens", "'min_tokens' is " + number(request.min_tokens) +
-                                         ", more than the " + number(limit) + " of '" + limit_name +
-                                         "'" +
+                                         ", more than the " + number(limit) + " of '" +
+                                         limit_name() + "'" +
                                          (request.max_tokens ? "." : ", which is its default."));
   }
   return std::nullopt;
@@ -212,10 +213,7 @@ std::optional<ApiError> GenerationPipeline::take_slots(Generation& generation) {
     if (ring_.read_statuses(0, statuses_) == Status::ok) slots_.refresh(statuses_);
   }
   if (slots_.num_cached() < num_choices) {
-    ApiError error{429, "rate_limit_error", "ring_full", "",
-                   "All slots are in use; try again soon."};
-    error.retry_after_s = 1;
-    return error;
+    return rate_limit_error("ring_full", "All slots are in use; try again soon.");
   }
   generation.for_each_choice([&](Choice& choice) {
     choice.slot = *slots_.acquire();

@@ -178,9 +178,6 @@ size_t HttpRequestParser::take_line(std::string_view bytes) {
   if (state_ == State::request_line && !line.empty() && !may_begin_request(line.front())) {
     fail(HttpFault::malformed_request_line);  // TLS on a plain port, for one
   } else if (is_too_long) {
-    if (state_ == State::request_line) {
-      request_.method = method_from_name(line.substr(0, line.find(' ')));  // HEAD gets no body
-    }
     fail(fault_of_long_line());
   } else if (line.ends_with('\n')) {
     if (line.size() < 2 || line[line.size() - 2] != '\r') {
@@ -269,12 +266,12 @@ void HttpRequestParser::read_request_line(std::string_view line) {
   if (first == std::string_view::npos || first == last || !is_token(line.substr(0, first))) {
     return fail(HttpFault::malformed_request_line);
   }
-  request_.method = method_from_name(line.substr(0, first));
   const std::string_view version = line.substr(last + 1);
   if (version != "HTTP/1.1" && version != "HTTP/1.0") {
     const bool is_http = version.size() == 8 && version.starts_with("HTTP/") && version[6] == '.';
     return fail(is_http ? HttpFault::unknown_version : HttpFault::malformed_request_line);
   }
+  request_.method = method_from_name(line.substr(0, first));
   request_.version = version.back() == '1' ? 11 : 10;
   read_target(line.substr(first + 1, last - first - 1));
   if (fault_ == HttpFault::none) state_ = State::header_line;
@@ -431,6 +428,10 @@ void HttpRequestParser::read_chunk_size(std::string_view line) {
 
 void HttpRequestParser::fail(HttpFault fault) {
   if (fault_ == HttpFault::none) fault_ = fault;
+  if (state_ == State::request_line) {  // the answer to HEAD has no body, whatever is wrong
+    const std::string_view line = std::string_view(head_).substr(line_begin_);
+    request_.method = method_from_name(line.substr(0, line.find(' ')));
+  }
 }
 
 HttpRequestParser::Place HttpRequestParser::place_of(std::string_view text) const {

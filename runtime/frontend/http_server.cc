@@ -292,12 +292,7 @@ void HttpServer::make_request_id(std::string& out) {
 std::optional<ApiError> HttpServer::refusal_of_load() const {
   if (is_stopping_) return stopping_error();
   if (num_requests_ <= config_.max_requests) return std::nullopt;
-  return ApiError{429,
-                  "rate_limit_error",
-                  "too_many_requests",
-                  "",
-                  "Too many requests at a time; try again soon.",
-                  1};
+  return rate_limit_error("too_many_requests", "Too many requests at a time; try again soon.");
 }
 
 HttpResponse HttpServer::answer_get(Route route, std::string_view path) {
@@ -352,15 +347,18 @@ HttpResponse HttpServer::models_response() {
   return response;
 }
 
+ApiError HttpServer::unknown_model_error(std::string_view name) const {
+  return http_error(404, "model_not_found",
+                    "The model '" + shortened(name) + "' does not exist; this server has '" +
+                        config_.model_name + "'.");
+}
+
 HttpResponse HttpServer::model_response(std::string_view path) {
   constexpr std::string_view kPrefix = "/v1/models/";
   const std::string name =
       percent_decoded(path.substr(kPrefix.size()));  // "owner/model" comes as owner%2Fmodel
   if (name != config_.model_name) {
-    return response_of(http_error(404, "model_not_found",
-                                  "The model '" + printable(name) +
-                                      "' does not exist; this server has '" + config_.model_name +
-                                      "'."));
+    return response_of(unknown_model_error(printable(name)));
   }
   HttpResponse response = models_response();  // {"object":"list","data":[{...}]}
   const size_t begin = response.body.find('[') + 1;

@@ -81,6 +81,7 @@ class HttpServer {
   // Why no generation may begin now.
   std::optional<ApiError> refusal_of_load() const;
   HttpResponse answer_get(Route route, std::string_view path);
+  ApiError unknown_model_error(std::string_view name) const;
   // Sends on what generations have meanwhile. For a session about to compute for long: of many
   // requests that came at once each would otherwise delay the tokens of all who wait.
   void send_ready() {

@@ -203,17 +203,16 @@ bool HttpSession::holds_body_limit() {
 // connection.
 asio::awaitable<bool> HttpSession::answer_read_failure() {
   keeps_alive_ = false;
-  if (connection_.lacks_tls() && (parser_.fault() != HttpFault::none || connection_.is_late())) {
-    connection_.clear_late();
+  const bool is_late = connection_.is_late();
+  connection_.clear_late();  // there is something to say all the same
+  if (connection_.lacks_tls() && (parser_.fault() != HttpFault::none || is_late)) {
     co_await send_error(plain_http_error());
   } else if (parser_.fault() != HttpFault::none) {
     const HttpFaultText text = text_of_fault(parser_.fault(), limits_of(server_.config()));
     co_await send_error(http_error(text.status, text.code, text.message));
-  } else if (connection_.is_late() && server_.is_stopping()) {
-    connection_.clear_late();
+  } else if (is_late && server_.is_stopping()) {
     co_await send_error(stopping_error());
-  } else if (connection_.is_late()) {
-    connection_.clear_late();
+  } else if (is_late) {
     const FrontEndConfig& config = server_.config();
     const char* part = parser_.has_head() ? "body" : "header";
     const uint32_t limit_ms =
@@ -258,10 +257,7 @@ asio::awaitable<bool> HttpSession::answer_generation(Endpoint endpoint) {
   if (const auto* error = std::get_if<ApiError>(&parsed)) co_return co_await send_error(*error);
   auto& wanted = std::get<GenerationRequest>(parsed);
   if (!wanted.model.empty() && wanted.model != server_.config().model_name) {
-    co_return co_await send_error(http_error(404, "model_not_found",
-                                             "The model '" + shortened(wanted.model) +
-                                                 "' does not exist; this server has '" +
-                                                 server_.config().model_name + "'."));
+    co_return co_await send_error(server_.unknown_model_error(wanted.model));
   }
   std::optional<ApiError> failure;
   if (pipeline.prepares_inline(wanted)) {

@@ -87,6 +87,8 @@ REFUSED: list[tuple[str, Any]] = [
     ("guided_regex", "a+"),
     ("structured_outputs", {"json": {}}),
     ("reasoning_effort", "high"),
+    ("web_search_options", {}),  # a search with the defaults
+    ("audio", {}),
     ("modalities", ["text", "audio"]),
     ("no_such_parameter", 1),
     ("Temperature", 1),

@@ -17,7 +17,8 @@ import pytest
 
 from .certificates import Certificate, make_certificate
 from .fake_server import FrontEnd, Server, wait_for
-from .test_http import post, receive_all, split_response
+from .test_access import log_of
+from .test_http import exchange, post, receive_all, split_response
 
 
 @pytest.fixture(scope="module")
@@ -120,12 +121,6 @@ def test_old_versions_and_weak_ciphers_are_refused(
             open_tls(secure, context)
 
 
-def speak_plainly(server: Server, request: bytes) -> tuple[int, dict[str, str], bytes]:
-    with socket.create_connection(("127.0.0.1", server.front_end.port), timeout=120) as plain:
-        plain.sendall(request)
-        return split_response(receive_all(plain))
-
-
 @pytest.mark.parametrize(
     "request_bytes",
     [
@@ -142,7 +137,7 @@ def speak_plainly(server: Server, request: bytes) -> tuple[int, dict[str, str], 
 def test_plain_http_is_told_to_speak_tls(
     secure: Server, certificate: Certificate, request_bytes: bytes
 ) -> None:
-    status, headers, body = speak_plainly(secure, request_bytes)
+    status, headers, body = split_response(exchange(secure, request_bytes))
     assert (status, headers["connection"]) == (400, "close")
     assert headers["x-request-id"]
     assert json.loads(body)["error"]["code"] == "plain_http"
@@ -160,10 +155,9 @@ def test_plain_http_is_counted_and_logged(
         access_log=str(path),
     )
     request = b"HEAD /health HTTP/1.1\r\nHost: x\r\nX-Request-Id: plain\r\n\r\n"
-    status, headers, body = speak_plainly(server, request)
+    status, headers, body = split_response(exchange(server, request))
     assert (status, headers["x-request-id"], body) == (400, "plain", b"")
-    wait_for(lambda: path.read_text().count("\n") == 1, "the line")
-    line = json.loads(path.read_text())
+    (line,) = log_of(path, 1)
     assert (line["id"], line["status"], line["path"]) == ("plain", 400, "/health")
     with client_for(server, certificate) as client:
         text = client.get("/metrics").text
