@@ -346,6 +346,7 @@ class CudaTarget(Closing):
         """Free everything; the ring must have been told to stop."""
         if not self.join(5.0):
             raise BlinkError("the GPU's scheduler did not stop within 5 s of the ring's stop word")
+        self._host = None  # its native object ends here, not with the interpreter
         for made in self.execs:
             made.close()
         self.execs.clear()
