@@ -1,7 +1,8 @@
 """Pictures of benchmark results: a JSON of bench_gpu -> SVG bars, for people who would rather look.
 
 `python -m benchmarks.report benchmarks/results/gpu_DATE.json` writes the SVG beside it. Each row is
-a figure with its bar and, where there is one, vLLM's and the machine's own limit.
+a figure with its bar and, where there are such, vLLM's (with ours on the same machine, where it ran
+on another one) and the machine's own limit.
 """
 
 from __future__ import annotations
@@ -15,8 +16,20 @@ from typing import Any
 from xml.sax.saxutils import escape
 
 WIDTH, LABEL_WIDTH, BAR_HEIGHT, GAP = 900, 330, 16, 22
-COLORS = {"measured": "#2a6fb0", "vllm_0.26": "#b0b0b0", "idle": "#7fb069", "loaded": "#d1603d"}
-TITLES = {"measured": "blink", "vllm_0.26": "vLLM 0.26", "idle": "idle", "loaded": "loaded"}
+COLORS = {
+    "measured": "#2a6fb0",
+    "beside_vllm": "#8ab4dc",
+    "vllm_0.26": "#b0b0b0",
+    "idle": "#7fb069",
+    "loaded": "#d1603d",
+}
+TITLES = {
+    "measured": "blink",
+    "beside_vllm": "blink, on the machine of vLLM's run",
+    "vllm_0.26": "vLLM 0.26",
+    "idle": "idle",
+    "loaded": "loaded",
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,9 +50,8 @@ def groups_of(result: dict[str, Any]) -> list[Group]:
     """Collect what has a figure: the bars, and the tails with the host idle and loaded."""
     groups = []
     for row in result.get("bars", ()):
-        bars = [("measured", float(row["measured"]))]
-        if "vllm_0.26" in row:
-            bars.append(("vllm_0.26", float(row["vllm_0.26"])))
+        series = ("measured", "beside_vllm", "vllm_0.26")
+        bars = [(name, float(row[name])) for name in series if name in row]
         marks = [("bar", float(row["bar"]))]
         marks += [(name, float(row[name])) for name in ("floor", "limit") if name in row]
         met = "" if row["met"] else "  (falls short)"
