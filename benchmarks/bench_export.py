@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import resource
+import re
 import tempfile
 import time
 from pathlib import Path
@@ -28,6 +28,16 @@ LLAMA_3_8B = {
     "bos_token_id": 128000,
     "eos_token_id": 128001,
 }
+
+
+def peak_rss_mb() -> int:
+    """Return the most memory, in MiB, that this program had in use since it began.
+
+    `ru_maxrss` would count that of the process which started it as well.
+    """
+    found = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    assert found is not None, "Linux always says VmHWM"
+    return int(found[1]) // 1024
 
 
 def main() -> None:
@@ -53,7 +63,7 @@ def main() -> None:
         "export_cpu_s": round(exported_cpu - begin_cpu, 1),
         "surgery_s": round(end - exported, 1),
         "surgery_cpu_s": round(end_cpu - exported_cpu, 1),
-        "peak_rss_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
+        "peak_rss_mb": peak_rss_mb(),
         "num_segments": sum(hasattr(call, "segment") for call in model.calls),
         "num_distinct_segments": len(model.segments),
     }

@@ -9,11 +9,23 @@ from pathlib import Path
 
 import pytest
 
+ROOT = Path(__file__).parents[2]
+
+
+def test_peak_memory_is_the_programs_own() -> None:
+    # Guards: the memory of the process that starts a program counted as that program's.
+    ballast = bytearray(1 << 29)
+    code = "from benchmarks.bench_export import peak_rss_mb; print(peak_rss_mb())"
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    assert int(result.stdout) < len(ballast) >> 21
+
 
 @pytest.mark.slow
 def test_llama_3_8b_shape_exports_in_little_memory() -> None:
     # Guards: weights made real somewhere on the way (16 GB), and layers that stop being equal.
-    script = Path(__file__).parents[2] / "benchmarks" / "bench_export.py"
+    script = ROOT / "benchmarks" / "bench_export.py"
     result = subprocess.run(
         [sys.executable, str(script)], capture_output=True, text=True, check=True, timeout=3000
     )
